@@ -1,0 +1,1 @@
+"""Settings: what they are (`schema`), and where they come from (`load`)."""

@@ -1,0 +1,118 @@
+"""Every setting of Chairlift, once: its name, type, default and meaning.
+
+Standard library only, since the engine reads these classes and must run without the server's packages. The text under
+each field is its documentation: `chairlift serve --help` and the table in README.md are made from it. A field's name
+is its flag (`max_num_seqs` -> `--max-num-seqs`), its key in a TOML file and its environment variable
+(`CHAIRLIFT_MAX_NUM_SEQS`). `config.load` reads them; nothing else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+KernelBackend = Literal["auto", "reference"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+DEFAULT_MODEL = "smollm2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Model: what is served, on what."""
+
+    model: str = DEFAULT_MODEL
+    """What to serve: `smollm2` (the default model), a Hugging Face id, a directory, or a `.gguf` file."""
+
+    served_model_name: str | None = None
+    """The name clients use for it; by default what `--model` says."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face model."""
+
+    dtype: DType = "auto"
+    """Type of weights and activations. `auto`: bfloat16 where the device computes in it, else float32."""
+
+    device: str = "auto"
+    """`cpu`, `cuda` or `cuda:N`. `auto`: the first CUDA device, else the CPU."""
+
+    max_model_len: int | None = None
+    """Longest prompt plus output, in tokens. By default what the model was made for, cut to what the KV cache holds."""
+
+    kernels: KernelBackend = "auto"
+    """Kernel back end. `auto`: the fastest one that this machine can run."""
+
+    num_threads: int | None = None
+    """CPU threads the engine computes with. By default the cores this process may use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """KV cache: memory for the keys and values of running requests."""
+
+    block_size: int = 32
+    """Tokens in one KV block."""
+
+    kv_cache_memory: int | None = None
+    """Bytes for the KV cache, with a unit if you like (`4GiB`, `500MB`). By default a share of the free memory."""
+
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache in tokens instead of in bytes."""
+
+    prefix_caching: bool = True
+    """Keep finished prompts' blocks, and reuse them for requests that begin alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Scheduler: what goes into one step."""
+
+    max_num_seqs: int = 64
+    """Most requests that run at once."""
+
+    max_num_batched_tokens: int = 512
+    """Most tokens computed in one step. Smaller: steadier streams; larger: faster prompts."""
+
+    enable_chunked_prefill: bool = True
+    """Let a long prompt take several steps, beside running streams. Off: a prompt goes in one step, whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Server: how it is reached."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 opens it to the network: set an API key then."""
+
+    port: int = 8000
+    """Port to listen on."""
+
+    api_key: tuple[str, ...] = field(default=(), metadata={"secret": True})
+    """Keys that clients must send as `Authorization: Bearer KEY`. Prefer the environment or `--api-key-file`."""
+
+    api_key_file: str | None = None
+    """File with one key a line (`#` starts a comment)."""
+
+    log_level: LogLevel = "info"
+    """Least severity that is logged."""
+
+    vllm_metrics: bool = True
+    """Also publish the `vllm:*` metric names that existing dashboards and autoscalers read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine is made from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything: the engine's settings and the server's."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)

@@ -1,0 +1,49 @@
+"""Everything the engine raises on purpose.
+
+    EngineError
+    |-- ConfigError        what the operator asked for cannot be done; raised before or while loading
+    |   `-- ModelError     the model cannot be found, read, or served by this engine
+    |-- RequestError       one request is at fault: it alone fails, with its field's name (HTTP 400)
+    |-- Overloaded         no room for one more request now; try again after `retry_after_s` (HTTP 503)
+    `-- EngineDead         the engine thread has ended; nothing will be computed any more (HTTP 500)
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose."""
+
+
+class ConfigError(EngineError):
+    """A setting cannot be honoured. `hint` says what would work."""
+
+    def __init__(self, message: str, *, setting: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.hint = hint
+
+
+class ModelError(ConfigError):
+    """The model cannot be found, read, or served by this engine."""
+
+
+class RequestError(EngineError):
+    """One request is at fault. `param` names the field; `code` is the API's error code, if it has one for this."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class Overloaded(EngineError):
+    """No room for one more request now."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDead(EngineError):
+    """The engine thread has ended, by a fault or by shutdown; nothing will be computed any more."""

@@ -1,0 +1,67 @@
+"""What one step computes (StepPlan) and what came of it (StepResult).
+
+Plain, picklable data between the scheduler and the model runner: neither side sees the other's objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One request's share of a step: `token_ids` stand at positions `start ... start + len(token_ids) - 1`."""
+
+    request_id: int
+    token_ids: Sequence[int]
+    """The tokens to compute; at least one."""
+    start: int
+    """Position of the first of them = how many of this request's tokens are in the KV cache already."""
+    block_ids: Sequence[int]
+    """The request's block table; covers every position up to the last of this row. Read it during the step only."""
+    sampling: SamplingParams | None
+    """How to choose the next token; None when this row ends before the request's last known token."""
+    seed: int = 0
+    """The request's resolved seed, 0 <= seed < 2**64."""
+
+    @property
+    def end(self) -> int:
+        """Position after the row's last token; a token sampled from this row gets this position."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All rows of one step, in the order in which they are packed."""
+
+    rows: tuple[PlanRow, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """The outcome of one row that was to be sampled."""
+
+    request_id: int
+    token_id: int
+    """The new token; -1 when `error` is set."""
+    error: str | None = None
+    """Why this row alone failed (its logits were not finite, say)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: one SampledRow for each plan row with `sampling`, in plan order."""
+
+    sampled: tuple[SampledRow, ...]
+    forward_s: float = 0.0
+    """Seconds in the model's forward pass."""
+    sample_s: float = 0.0
+    """Seconds in the sampler."""

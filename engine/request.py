@@ -1,0 +1,85 @@
+"""Request: one prompt on its way through the engine. Owned by the engine thread."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is. How far it has come is in numbers (`num_computed_tokens`), not in states."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended. The values of STOP and LENGTH are those of the API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt on its way through the engine.
+
+    Each step gives it `min(num_tokens - num_computed_tokens, what is left of the budget)` tokens; when its last known
+    token has been computed, the next one is sampled and becomes known. Prefill, chunked prefill, decode, prefix hits
+    and recomputing after a preemption are all this one rule.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    """The prompt, then the output as it comes."""
+    num_prompt_tokens: int
+    params: SamplingParams
+    max_tokens: int
+    """`params.max_tokens`, resolved against the context length."""
+    seed: int
+    priority: int = 0
+    """Smaller goes first, as in vLLM."""
+    cache_salt: str = ""
+    arrival_s: float = 0.0
+    eos_token_ids: frozenset[int] = frozenset()
+    """Tokens that end it: the model's end-of-text tokens (unless ignored) and `params.stop_token_ids`."""
+
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in the cache."""
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chain hashes of the full blocks of `token_ids`; grown on demand by the KV manager."""
+    num_registered_blocks: int = 0
+    """Leading blocks already findable by hash."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when first admitted."""
+    num_preemptions: int = 0
+
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether exactly one known token is left to compute (one more token comes of the next step)."""
+        return len(self.token_ids) - self.num_computed_tokens == 1
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """Sort key: priority, then arrival, then id."""
+        return (self.priority, self.arrival_s, self.request_id)
