@@ -4,6 +4,9 @@ Standard library only, since the engine reads these classes and must run without
 each field is its documentation: `chairlift serve --help` and the table in README.md are made from it. A field's name
 is its flag (`max_num_seqs` -> `--max-num-seqs`), its key in a TOML file and its environment variable
 (`CHAIRLIFT_MAX_NUM_SEQS`). `config.load` reads them; nothing else does.
+
+What a value may be beyond its type is in the field's metadata: `at_least`, `at_most`, `pattern` with `expected` (what
+matches it, in words), `unit`, `secret` (never shown). `config.values` holds values against it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class ModelConfig:
     """What to serve: `smollm2` (the default model), a Hugging Face id, a directory, or a `.gguf` file."""
 
     served_model_name: str | None = None
-    """The name clients use for it; by default what `--model` says."""
+    """The name clients use for it. By default what `--model` says."""
 
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face model."""
@@ -34,30 +37,36 @@ class ModelConfig:
     dtype: DType = "auto"
     """Type of weights and activations. `auto`: bfloat16 where the device computes in it, else float32."""
 
-    device: str = "auto"
+    device: str = field(
+        default="auto",
+        metadata={"pattern": r"auto|cpu|cuda(:\d+)?", "expected": "auto, cpu, cuda or cuda:N"},
+    )
     """`cpu`, `cuda` or `cuda:N`. `auto`: the first CUDA device, else the CPU."""
 
-    max_model_len: int | None = None
+    max_model_len: int | None = field(default=None, metadata={"at_least": 1})
     """Longest prompt plus output, in tokens. By default what the model was made for, cut to what the KV cache holds."""
 
     kernels: KernelBackend = "auto"
     """Kernel back end. `auto`: the fastest one that this machine can run."""
 
-    num_threads: int | None = None
+    num_threads: int | None = field(default=None, metadata={"at_least": 1})
     """CPU threads the engine computes with. By default the cores this process may use."""
+
+    cache_dir: str | None = None
+    """Where models unpacked from GGUF files are kept. By default `~/.cache/chairlift`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """KV cache: memory for the keys and values of running requests."""
 
-    block_size: int = 32
+    block_size: int = field(default=32, metadata={"at_least": 1, "at_most": 1024})
     """Tokens in one KV block."""
 
-    kv_cache_memory: int | None = None
+    kv_cache_memory: int | None = field(default=None, metadata={"at_least": 1, "unit": "bytes"})
     """Bytes for the KV cache, with a unit if you like (`4GiB`, `500MB`). By default a share of the free memory."""
 
-    kv_cache_tokens: int | None = None
+    kv_cache_tokens: int | None = field(default=None, metadata={"at_least": 1})
     """Size of the KV cache in tokens instead of in bytes."""
 
     prefix_caching: bool = True
@@ -68,10 +77,10 @@ class CacheConfig:
 class SchedulerConfig:
     """Scheduler: what goes into one step."""
 
-    max_num_seqs: int = 64
+    max_num_seqs: int = field(default=64, metadata={"at_least": 1})
     """Most requests that run at once."""
 
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = field(default=512, metadata={"at_least": 1})
     """Most tokens computed in one step. Smaller: steadier streams; larger: faster prompts."""
 
     enable_chunked_prefill: bool = True
@@ -85,8 +94,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     """Address to listen on. 0.0.0.0 opens it to the network: set an API key then."""
 
-    port: int = 8000
-    """Port to listen on."""
+    port: int = field(default=8000, metadata={"at_least": 0, "at_most": 65535})
+    """Port to listen on; 0 takes a free one."""
 
     api_key: tuple[str, ...] = field(default=(), metadata={"secret": True})
     """Keys that clients must send as `Authorization: Bearer KEY`. Prefer the environment or `--api-key-file`."""
