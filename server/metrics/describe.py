@@ -47,7 +47,6 @@ def describe_metrics() -> list[MetricRow]:
     """Every `chairlift_*` and `vllm:*` metric, in the order in which they are published."""
     metrics = Metrics(_Idle())
     metrics.responded("/", 200)  # so that every family has a sample to read the labels of
-    metrics.rejected("")
     rows = []
     for family in metrics.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -13,6 +13,9 @@ PHASES = ("schedule", "forward", "sample", "update")
 ERROR = "error"
 """How a request ends that failed; the other ends are those of FinishReason."""
 
+REJECTIONS = ("context_length_exceeded", "invalid_api_key", "invalid_value", "model_not_found", "overloaded")
+"""Error codes that are published from the start: a series that appears with its first count shows no rise."""
+
 _SERVED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -31,7 +34,7 @@ class Tally:
         self.num_preemptions = 0
 
         self.finished = Counter({reason.value: 0 for reason in FinishReason} | {ERROR: 0})
-        self.rejected: Counter[str] = Counter()
+        self.rejected = Counter(dict.fromkeys(REJECTIONS, 0))
         self.responses: Counter[tuple[str, ...]] = Counter()
         """By route and HTTP status."""
 

@@ -1,0 +1,178 @@
+"""Dockerfile and docker-compose.yml: linted, in step with the settings, and as closed as they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config.schema import CacheConfig, ModelConfig, SchedulerConfig, ServerConfig
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "Dockerfile"
+COMPOSE = ROOT / "docker-compose.yml"
+TOOLS = Path(sys.executable).parent
+
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+
+
+def stages() -> dict[str, list[str]]:
+    """The Dockerfile's instructions by stage, continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    found: dict[str, list[str]] = {}
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if match := re.match(r"FROM \S+ AS (\S+)", line):
+            found[match[1]] = []
+        elif line and found:
+            found[list(found)[-1]].append(line)
+    return found
+
+
+def health_check() -> list[str]:
+    """The command of the image's health check."""
+    [line] = [line for line in stages()["runtime"] if line.startswith("HEALTHCHECK")]
+    command: list[str] = json.loads(line.split("CMD", 1)[1])
+    return command
+
+
+def test_hadolint_has_no_complaint() -> None:
+    run = subprocess.run([TOOLS / "hadolint", DOCKERFILE], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_compose_file_follows_its_schema() -> None:
+    command = [TOOLS / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_variables_are_settings() -> None:
+    settings = (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig)
+    known = {f"CHAIRLIFT_{field.name.upper()}" for group in settings for field in fields(group)}
+    used = set(re.findall(r"CHAIRLIFT_[A-Z_]+", DOCKERFILE.read_text() + COMPOSE.read_text()))
+    assert used
+    assert used - known == set()
+
+
+def test_the_images_hold_no_tools_to_build_with() -> None:
+    for name in ("runtime", "cpu", "cuda"):
+        for line in stages()[name]:
+            assert not re.match(r"RUN.*(pip|apt|gcc)", line), f"{name}: {line}"
+    assert list(stages())[-1] == "cpu", "what `docker build .` makes"
+
+
+def test_signals_reach_the_server_and_no_root_is_needed() -> None:
+    runtime = stages()["runtime"]
+    assert 'ENTRYPOINT ["chairlift"]' in runtime  # no shell in between
+    assert 'CMD ["serve"]' in runtime
+    assert "STOPSIGNAL SIGTERM" in runtime
+    [user] = [line for line in runtime if line.startswith("USER")]
+    assert re.fullmatch(r"USER [1-9]\d*:0", user)
+
+
+def test_every_package_is_in_the_build_context() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = [name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in (*packages, "pyproject.toml", "constraints.txt", project["project"]["readme"]):
+        assert f"!{name}" in ignored
+
+
+@pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
+def test_the_health_check_tells_health(status: int, exit_status: int) -> None:
+    _, *arguments = health_check()
+    with _server(status) as port:
+        env = {**os.environ, "CHAIRLIFT_PORT": str(port)}
+        run = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, check=False)
+    assert run.returncode == exit_status, run.stderr
+
+
+def test_the_health_check_fails_when_nobody_listens() -> None:
+    _, *arguments = health_check()
+    with _server(200) as port:
+        pass  # closed again
+    env = {**os.environ, "CHAIRLIFT_PORT": str(port)}
+    run = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, check=False)
+    assert run.returncode == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_are_closed(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    if "build" not in service:
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "not pinned"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_mounted_files_are_there(name: str) -> None:
+    for volume in SERVICES[name]["volumes"]:
+        source = volume.split(":")[0]
+        if source.startswith("."):
+            assert (ROOT / source).is_dir()
+            assert volume.endswith(":ro")
+
+
+def test_the_gpu_is_reserved() -> None:
+    [device] = SERVICES["chairlift-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+
+
+def test_grafana_opens_on_the_dashboard() -> None:
+    grafana = SERVICES["grafana"]
+    mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    [source] = [source for source, target in mounts.items() if home.startswith(target)]
+    assert (ROOT / source / Path(home).name).is_file()
+    provider = yaml.safe_load((ROOT / "config/grafana/provisioning/dashboards/chairlift.yml").read_text())
+    assert provider["providers"][0]["options"]["path"] == str(Path(home).parent)
+    assert grafana["environment"]["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+
+
+def test_grafana_and_prometheus_find_each_other_and_the_server() -> None:
+    sources = yaml.safe_load((ROOT / "config/grafana/provisioning/datasources/prometheus.yml").read_text())
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+    prometheus = yaml.safe_load((ROOT / "config/prometheus/prometheus.yml").read_text())
+    assert prometheus["scrape_configs"][0]["static_configs"] == [{"targets": ["chairlift:8000"]}]
+    assert "chairlift" in SERVICES
+    assert SERVICES["chairlift-gpu"]["networks"]["default"]["aliases"] == ["chairlift"]
+
+
+@contextmanager
+def _server(status: int) -> Iterator[int]:
+    """A server that answers /health with `status`, and everything else with 404; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
