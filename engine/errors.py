@@ -1,11 +1,11 @@
 """Everything the engine raises on purpose.
 
-    EngineError
-    |-- ConfigError        what the operator asked for cannot be done; raised before or while loading
-    |   `-- ModelError     the model cannot be found, read, or served by this engine
-    |-- RequestError       one request is at fault: it alone fails, with its field's name (HTTP 400)
-    |-- Overloaded         no room for one more request now; try again after `retry_after_s` (HTTP 503)
-    `-- EngineDead         the engine thread has ended; nothing will be computed any more (HTTP 500)
+EngineError
+|-- ConfigError        what the operator asked for cannot be done; raised before or while loading
+|   `-- ModelError     the model cannot be found, read, or served by this engine
+|-- RequestError       one request is at fault: it alone fails, with its field's name (HTTP 400)
+|-- Overloaded         no room for one more request now; try again after `retry_after_s` (HTTP 503)
+`-- EngineDead         the engine thread has ended; nothing will be computed any more (HTTP 500)
 """
 
 from __future__ import annotations

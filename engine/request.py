@@ -75,8 +75,13 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_remaining_tokens(self) -> int:
+        """Known tokens that are not computed yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def is_decoding(self) -> bool:
-        """Whether exactly one known token is left to compute (one more token comes of the next step)."""
+        """Whether one known token is left to compute: the next step that takes it gives a new one."""
         return len(self.token_ids) - self.num_computed_tokens == 1
 
     @property

@@ -1,0 +1,32 @@
+"""Chairlift's engine: continuous batching over a transformers model. Runs bare, with torch and transformers only.
+
+Importing this package does not import torch; making an engine does.
+"""
+
+from engine.client import AsyncEngine, Chunk, Usage
+from engine.core import ModelInfo
+from engine.errors import ConfigError, EngineDead, EngineError, ModelError, Overloaded, RequestError
+from engine.llm import Completion, LLMEngine
+from engine.messages import EngineStats, StepReport, StepStats
+from engine.params import SamplingParams
+from engine.request import FinishReason
+
+__all__ = [
+    "AsyncEngine",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "EngineDead",
+    "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "LLMEngine",
+    "ModelError",
+    "ModelInfo",
+    "Overloaded",
+    "RequestError",
+    "SamplingParams",
+    "StepReport",
+    "StepStats",
+    "Usage",
+]

@@ -1,0 +1,202 @@
+"""AsyncEngine: the engine as the event loop sees it. The only file that knows asyncio *and* the engine thread.
+
+    generate() --Submit--> inbox ... engine thread ... one StepReport per step --call_soon_threadsafe--> _on_report
+        ^                                                                                                 |
+        +------------------------- each request's events, by its _Stream <--------------------------------+
+
+There is one way out for a request whose client is gone, whose deadline has passed or whose stop string was found:
+its generator is closed, and the generator's `finally` posts the Abort. Tokens made meanwhile are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from config.schema import EngineConfig
+from engine.core import EngineCore, ModelInfo, check_fit
+from engine.errors import EngineDead
+from engine.loop import EngineLoop
+from engine.messages import Abort, EngineStats, Event, Failed, StepReport, Submit
+from engine.output import Chunk, RequestOutput, Usage
+from engine.params import SamplingParams
+from engine.progress import Progress
+from engine.request import FinishReason
+from engine.text.tokenizer import Tokenizer
+
+__all__ = ["AsyncEngine", "Chunk", "Usage"]
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One open request: events that its reader has not taken yet. Event loop only."""
+
+    events: list[Event] = field(default_factory=list)
+    reader: asyncio.Future[None] | None = None
+
+    def push(self, event: Event) -> None:
+        self.events.append(event)
+        if self.reader is not None and not self.reader.done():
+            self.reader.set_result(None)
+
+    async def take(self) -> list[Event]:
+        """Wait for events and take all there are: a slow reader gets fewer, larger pieces."""
+        if not self.events:
+            self.reader = asyncio.get_running_loop().create_future()
+            try:
+                await self.reader
+            finally:
+                self.reader = None
+        events, self.events = self.events, []
+        return events
+
+
+class AsyncEngine:
+    """The engine for asyncio programs. Make one with `await AsyncEngine.start(config)`."""
+
+    def __init__(self, make_core: Callable[[], tuple[EngineCore, Tokenizer]]) -> None:
+        self._make_core = make_core
+        self._asyncio_loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[None] = self._asyncio_loop.create_future()
+        self._streams: dict[int, _Stream] = {}
+        self._ids = itertools.count()
+        self._observers: list[Callable[[StepReport], None]] = []
+        self._dead_callbacks: list[Callable[[EngineDead], None]] = []
+        self._loop = EngineLoop(
+            self._make,
+            on_loaded=lambda error: self._call(self._on_loaded, error),
+            deliver=lambda report: self._call(self._on_report, report),
+            on_dead=lambda error: self._call(self._on_dead, error),
+        )
+        self.info: ModelInfo
+        self.tokenizer: Tokenizer
+
+    @classmethod
+    async def start(cls, config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
+        """Load the model and start serving. `progress` is called in the engine thread.
+
+        Raises ConfigError (ModelError for the model) when the settings cannot be honoured.
+        """
+        from engine.build import build_engine  # brings torch and transformers
+
+        engine = cls(lambda: build_engine(config, progress))
+        engine._loop.start()
+        await engine._loaded
+        return engine
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's state after its last step. Never waits for it."""
+        return self._loop.stats
+
+    @property
+    def dead(self) -> EngineDead | None:
+        """Why the engine computes no more; None while it does."""
+        return self._loop.dead
+
+    def add_observer(self, observer: Callable[[StepReport], None]) -> None:
+        """Call `observer` with every report, on the event loop, before the requests see their events."""
+        self._observers.append(observer)
+
+    def on_dead(self, callback: Callable[[EngineDead], None]) -> None:
+        """Call `callback` on the event loop when the engine has ended."""
+        self._dead_callbacks.append(callback)
+
+    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise what `generate` would raise at once: RequestError for a request that does not fit, or EngineDead."""
+        self._check_alive()
+        check_fit(self.info, prompt_token_ids, params)
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[Chunk, None]:
+        """Generate one output, chunk by chunk. Closing the generator aborts the request.
+
+        The request is queued when the first chunk is asked for. Raises RequestError at once, EngineError subclasses
+        while it runs.
+        """
+        self.check(prompt_token_ids, params)
+        request = Submit(
+            request_id=next(self._ids),
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_s=time.monotonic(),
+        )
+        return self._generate(request)
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """Stop the engine thread after its current step. Open requests fail with EngineDead."""
+        ended = await asyncio.to_thread(self._loop.stop, timeout_s)
+        if not ended:
+            logger.error("the engine thread did not end within %g s", timeout_s)
+
+    async def _generate(self, request: Submit) -> AsyncGenerator[Chunk, None]:
+        self._check_alive()
+        stream = self._streams[request.request_id] = _Stream()
+        output = RequestOutput(self.tokenizer, request)
+        self._loop.post(request)
+        try:
+            while True:
+                chunk = output.take(await stream.take())
+                if chunk.finish_reason is not None:
+                    self._abort(request.request_id, chunk.finish_reason)  # nothing, but for a stop string
+                    yield chunk
+                    return
+                yield chunk
+        finally:
+            self._abort(request.request_id, FinishReason.ABORT)
+
+    def _abort(self, request_id: int, reason: FinishReason) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._loop.post(Abort(request_id, reason))
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            raise EngineDead(*self.dead.args)  # a fresh one: a raised exception collects tracebacks
+
+    def _make(self) -> EngineCore:
+        core, self.tokenizer = self._make_core()
+        self.info = core.info
+        return core
+
+    def _call(self, function: Callable[[_T], None], argument: _T) -> None:
+        """Run `function` on the event loop. Engine thread. A loop that is closed has nobody left to tell."""
+        if not self._asyncio_loop.is_closed():
+            self._asyncio_loop.call_soon_threadsafe(function, argument)
+
+    def _on_loaded(self, error: BaseException | None) -> None:
+        if self._loaded.done():
+            return  # nobody waits any more
+        if error is None:
+            self._loaded.set_result(None)
+        else:
+            self._loaded.set_exception(error)
+
+    def _on_report(self, report: StepReport) -> None:
+        for observer in self._observers:
+            observer(report)
+        for event in report.events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.push(event)
+
+    def _on_dead(self, error: EngineDead) -> None:
+        for request_id, stream in self._streams.items():
+            stream.push(Failed(request_id, EngineDead(*error.args)))
+        for callback in self._dead_callbacks:
+            callback(error)

@@ -1,0 +1,266 @@
+"""EngineCore: one step = schedule -> launch -> collect -> update.
+
+Plain synchronous code: no threads, no text, no HTTP. `loop` drives it in a thread, `llm` in its caller's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.errors import EngineError, RequestError
+from engine.messages import (
+    Abort,
+    EngineStats,
+    Event,
+    Failed,
+    Finished,
+    RequestTimings,
+    StepReport,
+    StepStats,
+    Submit,
+    TokensOut,
+)
+from engine.params import SamplingParams
+from engine.plan import StepPlan, StepResult
+from engine.request import FinishReason, Request
+from engine.scheduler import Outcome, Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What is served, and how large requests may be."""
+
+    name: str
+    """What clients call it."""
+    max_model_len: int
+    """Longest prompt plus output, in tokens; never more than the KV cache holds."""
+    vocab_size: int
+    """Token ids are 0 ... vocab_size - 1."""
+    eos_token_ids: frozenset[int]
+    num_parameters: int
+    dtype: str
+    device: str
+    kernels: str
+    block_size: int
+    num_blocks: int
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+
+class PendingStep(Protocol):
+    """A launched step."""
+
+    def collect(self) -> StepResult:
+        """Wait for the step and return what it gave."""
+
+
+class Runner(Protocol):
+    """Computes steps: the model (`engine.model.runner`), or a pure function in the tests."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step. On an accelerator it returns before the step is done."""
+
+
+def check_fit(info: ModelInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Refuse a request that could never run, by name and number. Called before it is queued, in the client's thread.
+
+    Raises RequestError.
+    """
+    length, limit = len(prompt_token_ids), info.max_model_len
+    if length == 0:
+        raise RequestError("the prompt is empty: it needs at least one token", param="prompt", code="invalid_value")
+    if length >= limit:
+        raise RequestError(
+            f"the prompt has {length} tokens; the context length is {limit}, of which the output needs at least one",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if params.max_tokens is not None and length + params.max_tokens > limit:
+        raise RequestError(
+            f"the prompt has {length} tokens and max_tokens is {params.max_tokens}, together "
+            f"{length + params.max_tokens}; the context length is {limit}",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    _check_ids("prompt", prompt_token_ids, info.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
+
+
+def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise RequestError(
+            f"{param} has token id {wrong}; this model's ids are 0 to {vocab_size - 1}",
+            param=param,
+            code="invalid_value",
+        )
+
+
+class EngineCore:
+    """The engine without its thread. `step()` while `has_work`; `submit` and `abort` between steps."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        info: ModelInfo,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._requests: dict[int, Request] = {}
+        self._events: list[Event] = []  # for the next report
+        self._num_steps = 0
+        self._last_step_s: float | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return self.scheduler.has_work
+
+    def now_s(self) -> float:
+        """The clock that all times in reports are read from."""
+        return self._clock()
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request. One that does not fit fails in the next report (the client checks first: `check_fit`)."""
+        try:
+            check_fit(self.info, message.prompt_token_ids, message.params)
+        except RequestError as error:
+            self._events.append(Failed(message.request_id, error))
+            return
+        request = self._make_request(message)
+        self._requests[request.request_id] = request
+        self.scheduler.add(request)
+
+    def abort(self, message: Abort) -> None:
+        """End a request now and free its blocks. Ids that are not open are ignored."""
+        request = self._requests.get(message.request_id)
+        if request is not None:
+            self.scheduler.finish(request)
+            self._end(request, message.reason)
+
+    def step(self) -> StepReport:
+        """Compute one step and report every request's events, those of aborts before it included."""
+        started = self._clock()
+        step = self.scheduler.schedule(started)
+        scheduled = self._clock()
+        result = self._runner.launch(step.plan).collect()
+        collected = self._clock()
+        outcomes = self.scheduler.update(step, result.sampled)
+        ttft_s, itl_s = self._record(outcomes, collected)
+        self._num_steps += 1
+        self._last_step_s = self._clock()
+        stats = StepStats(
+            num_prefill_tokens=step.num_prefill_tokens,
+            num_decode_tokens=step.num_decode_tokens,
+            num_rows=len(step.rows),
+            num_sampled_tokens=len(ttft_s) + len(itl_s),
+            num_preempted=step.num_preempted,
+            num_prefix_queries=step.num_prefix_queries,
+            num_prefix_hits=step.num_prefix_hits,
+            schedule_s=scheduled - started,
+            forward_s=result.forward_s,
+            sample_s=result.sample_s,
+            update_s=self._last_step_s - collected,
+            ttft_s=tuple(ttft_s),
+            itl_s=tuple(itl_s),
+        )
+        return StepReport(self._take_events(), stats)
+
+    def flush(self) -> StepReport:
+        """Report what happened without a step: aborts while nothing runs."""
+        return StepReport(self._take_events())
+
+    def stats(self) -> EngineStats:
+        """The state now."""
+        pool = self.scheduler.kv.pool
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_used_blocks=pool.num_used,
+            num_total_blocks=pool.num_blocks,
+            num_steps=self._num_steps,
+            last_step_s=self._last_step_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Prove that blocks and requests agree (AssertionError otherwise). For tests."""
+        self.scheduler.kv.check_integrity(self._requests.values())
+        queued = self.scheduler.running + self.scheduler.waiting
+        assert {r.request_id for r in queued} == set(self._requests), "a request is lost"
+
+    def _make_request(self, message: Submit) -> Request:
+        params = message.params
+        room = self.info.max_model_len - len(message.prompt_token_ids)
+        eos = frozenset() if params.ignore_eos else self.info.eos_token_ids
+        return Request(
+            request_id=message.request_id,
+            token_ids=list(message.prompt_token_ids),
+            num_prompt_tokens=len(message.prompt_token_ids),
+            params=params,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            arrival_s=message.arrival_s,
+            eos_token_ids=eos | frozenset(params.stop_token_ids),
+        )
+
+    def _record(self, outcomes: Sequence[Outcome], now_s: float) -> tuple[list[float], list[float]]:
+        """Turn outcomes into events; returns times to first token and inter-token gaps, in seconds."""
+        ttft_s: list[float] = []
+        itl_s: list[float] = []
+        for outcome in outcomes:
+            request = outcome.request
+            if outcome.error is not None:
+                del self._requests[request.request_id]
+                self._events.append(Failed(request.request_id, EngineError(outcome.error)))
+                continue
+            if request.last_token_s is None:
+                request.first_token_s = now_s
+                ttft_s.append(now_s - request.arrival_s)
+            else:
+                itl_s.append(now_s - request.last_token_s)
+            request.last_token_s = now_s
+            tokens = TokensOut(request.request_id, (outcome.token_id,), request.num_cached_tokens or 0)
+            self._events.append(tokens)
+            if outcome.finish_reason is not None:
+                stopped = outcome.finish_reason is FinishReason.STOP
+                self._end(request, outcome.finish_reason, outcome.token_id if stopped else None)
+        return ttft_s, itl_s
+
+    def _end(self, request: Request, reason: FinishReason, stop_token_id: int | None = None) -> None:
+        del self._requests[request.request_id]
+        timings = RequestTimings(
+            arrival_s=request.arrival_s,
+            first_scheduled_s=request.first_scheduled_s,
+            first_token_s=request.first_token_s,
+            last_token_s=request.last_token_s,
+            finished_s=self._clock(),
+        )
+        self._events.append(
+            Finished(
+                request_id=request.request_id,
+                reason=reason,
+                stop_token_id=stop_token_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                num_output_tokens=request.num_output_tokens,
+                max_tokens=request.max_tokens,
+                timings=timings,
+            )
+        )
+
+    def _take_events(self) -> tuple[Event, ...]:
+        events, self._events = tuple(self._events), []
+        return events

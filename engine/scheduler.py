@@ -1,0 +1,210 @@
+"""The scheduler: which tokens of which requests the next step computes.
+
+There are no prefill and decode phases. Every request has tokens that are known (`num_tokens`) and tokens that are
+computed (`num_computed_tokens`); a step gives it `min(known - computed, what is left of the budget)` of them. A step's
+budget of `max_num_batched_tokens` is filled in this order:
+
+    1. running requests that decode, one token each        so no stream ever waits for somebody's long prompt,
+    2. running requests still in their prompt              and decodes ride along with prefill for nearly nothing
+    3. waiting requests, by priority, then arrival         admitted when the blocks for *all* their tokens are there
+
+When a decode needs a block and none is free, the lowest-priority, newest running request is preempted: its blocks go
+back and it waits at the head of its priority, to be recomputed later (mostly from its own cached prefix).
+
+Knows requests and blocks. It does not know the model, tensors, text, threads or HTTP. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from config.schema import SchedulerConfig
+from engine.kv.manager import KVCacheManager
+from engine.plan import PlanRow, SampledRow, StepPlan
+from engine.request import FinishReason, Request, RequestStatus
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A step as the scheduler sees it: the plan for the runner, the requests behind its rows, and some counts."""
+
+    rows: list[PlanRow] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    """The request of each row."""
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_preempted: int = 0
+    num_prefix_queries: int = 0
+    """Prompt tokens of the requests admitted for the first time."""
+    num_prefix_hits: int = 0
+    """... of which the prefix cache had this many."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """What the runner is to compute."""
+        return StepPlan(tuple(self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gave one request: its new token, and its end if that was the last one."""
+
+    request: Request
+    token_id: int
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Why the request's row failed; `token_id` means nothing then."""
+
+
+class Scheduler:
+    """Waiting and running requests, and the token budget."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.kv = kv
+        self.running: list[Request] = []  # sorted by Request.order
+        self.waiting: list[Request] = []  # sorted by Request.order
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        bisect.insort(self.waiting, request, key=_order)
+
+    def finish(self, request: Request) -> None:
+        """End a request, wherever it is, and give its blocks back."""
+        _remove(self.running if request.status is RequestStatus.RUNNING else self.waiting, request)
+        self.kv.free(request)
+        request.status = RequestStatus.FINISHED
+
+    def schedule(self, now_s: float) -> ScheduledStep:
+        """Fill the next step. `now_s` (time.monotonic()) becomes `first_scheduled_s` of newcomers.
+
+        The step has at least one row whenever there is work: a lone request always fits the cache, since longer ones
+        are refused at the door (`engine.core.check_fit`).
+        """
+        step = ScheduledStep()
+        budget = self.config.max_num_batched_tokens
+        budget -= self._schedule_decodes(step, budget)
+        budget -= self._schedule_prefills(step, budget)
+        self._admit_waiting(step, budget, now_s)
+        return step
+
+    def update(self, step: ScheduledStep, sampled: tuple[SampledRow, ...]) -> list[Outcome]:
+        """Take in a step's new tokens. Requests that end are finished here; the others decode on."""
+        results = iter(sampled)
+        return [self._take_in(request, next(results)) for request in _sampled_requests(step)]
+
+    def _schedule_decodes(self, step: ScheduledStep, budget: int) -> int:
+        num_tokens = 0
+        for request in [r for r in self.running if r.is_decoding][:budget]:
+            if request.status is not RequestStatus.RUNNING:
+                break  # preempted just now for one before it, and so were all behind it
+            if not self._make_room(step, request):
+                break
+            self._add_row(step, request, 1)
+            step.num_decode_tokens += 1
+            num_tokens += 1
+        return num_tokens
+
+    def _make_room(self, step: ScheduledStep, request: Request) -> bool:
+        """Have a block for the request's next position, preempting from the back; False if it had to go itself.
+
+        Decodes are scheduled from the front, so whoever is preempted is not in the step yet.
+        """
+        while not self.kv.extend(request, request.num_tokens):
+            victim = self.running[-1]
+            self._preempt(victim)
+            step.num_preempted += 1
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.pop()
+        self.kv.free(request)
+        request.status = RequestStatus.WAITING
+        request.num_preemptions += 1
+        self.add(request)
+
+    def _schedule_prefills(self, step: ScheduledStep, budget: int) -> int:
+        num_tokens = 0
+        for request in self.running:
+            count = min(request.num_remaining_tokens, budget - num_tokens)
+            if count > 0:  # 0: it decodes in this step already, or the budget is spent
+                self._add_row(step, request, count)
+                num_tokens += count
+        step.num_prefill_tokens += num_tokens
+        return num_tokens
+
+    def _admit_waiting(self, step: ScheduledStep, budget: int, now_s: float) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            if step.num_preempted:
+                return  # blocks are short: whoever was put out would only push in again
+            request = self.waiting[0]
+            if not self.kv.admit(request, others_running=bool(self.running)):
+                return
+            count = request.num_remaining_tokens
+            if self.config.enable_chunked_prefill:
+                count = min(count, budget)
+            elif count > budget and step.num_prefill_tokens > 0:
+                self.kv.free(request)
+                return  # it goes whole: in the next step, over the budget if it must
+            self._start(step, request, now_s)
+            self._add_row(step, request, count)
+            step.num_prefill_tokens += count
+            budget -= count
+
+    def _start(self, step: ScheduledStep, request: Request, now_s: float) -> None:
+        del self.waiting[0]
+        bisect.insort(self.running, request, key=_order)
+        request.status = RequestStatus.RUNNING
+        if request.num_cached_tokens is None:  # not when it comes back from a preemption
+            request.num_cached_tokens = request.num_computed_tokens
+            request.first_scheduled_s = now_s
+            step.num_prefix_queries += request.num_prompt_tokens
+            step.num_prefix_hits += request.num_cached_tokens
+
+    def _add_row(self, step: ScheduledStep, request: Request, count: int) -> None:
+        start = request.num_computed_tokens
+        end = start + count
+        sampling = request.params if end == request.num_tokens else None
+        tokens = request.token_ids[start:end]
+        step.rows.append(PlanRow(request.request_id, tokens, start, request.block_ids, sampling, request.seed))
+        step.requests.append(request)
+        request.num_computed_tokens = end
+        self.kv.register(request)
+
+    def _take_in(self, request: Request, result: SampledRow) -> Outcome:
+        if result.error is not None:
+            self.kv.forget(request)
+            self.finish(request)
+            return Outcome(request, result.token_id, error=result.error)
+        request.token_ids.append(result.token_id)
+        reason = None
+        if result.token_id in request.eos_token_ids:
+            reason = FinishReason.STOP
+        elif request.num_output_tokens >= request.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self.finish(request)
+        return Outcome(request, result.token_id, reason)
+
+
+def _order(request: Request) -> tuple[int, float, int]:
+    return request.order
+
+
+def _remove(queue: list[Request], request: Request) -> None:
+    index = bisect.bisect_left(queue, request.order, key=_order)
+    assert queue[index] is request
+    del queue[index]
+
+
+def _sampled_requests(step: ScheduledStep) -> Iterator[Request]:
+    return (request for row, request in zip(step.rows, step.requests, strict=True) if row.sampling is not None)

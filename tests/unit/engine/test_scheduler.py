@@ -1,0 +1,163 @@
+"""The scheduler's rules, one by one; test_core_states drives them in any order."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core import EngineCore
+from engine.messages import Abort, Failed, TokensOut
+from tests.factories import FakeRunner, expected_output, make_core, make_submit
+
+
+def rows(runner: FakeRunner) -> list[tuple[int, int, int]]:
+    """The last plan as (request, start, count)."""
+    return [(row.request_id, row.start, len(row.token_ids)) for row in runner.plans[-1].rows]
+
+
+def run(core: EngineCore) -> dict[int, list[int]]:
+    outputs: dict[int, list[int]] = {}
+    while core.has_work:
+        for event in core.step().events:
+            if isinstance(event, TokensOut):
+                outputs.setdefault(event.request_id, []).extend(event.token_ids)
+        core.check_integrity()
+    return outputs
+
+
+def test_decodes_go_first_then_prompts_in_order_within_the_budget():
+    core, runner = make_core(max_num_batched_tokens=10, num_blocks=32)
+    core.submit(make_submit(0, [1] * 4, max_tokens=9, ignore_eos=True))
+    core.step()
+    core.submit(make_submit(1, [2] * 15, max_tokens=9, ignore_eos=True))
+    core.submit(make_submit(2, [3] * 5, max_tokens=9, ignore_eos=True))
+    core.step()
+    assert rows(runner) == [(0, 4, 1), (1, 0, 9)]
+    core.step()
+    assert rows(runner) == [(0, 5, 1), (1, 9, 6), (2, 0, 3)]
+    core.step()
+    assert rows(runner) == [(0, 6, 1), (1, 15, 1), (2, 3, 2)]
+
+
+def test_only_a_row_that_reaches_the_last_known_token_is_sampled():
+    core, runner = make_core(max_num_batched_tokens=4)
+    core.submit(make_submit(0, [1] * 6))
+    core.step()
+    assert runner.plans[-1].rows[0].sampling is None
+    core.step()
+    assert runner.plans[-1].rows[0].sampling is not None
+
+
+def test_without_chunking_a_prompt_goes_whole_even_over_the_budget():
+    core, runner = make_core(max_num_batched_tokens=8, enable_chunked_prefill=False, num_blocks=32)
+    core.submit(make_submit(0, [1] * 3, max_tokens=9, ignore_eos=True))
+    core.submit(make_submit(1, [2] * 20, max_tokens=9, ignore_eos=True))
+    core.step()
+    assert rows(runner) == [(0, 0, 3)]
+    core.step()
+    assert rows(runner) == [(0, 3, 1), (1, 0, 20)]
+
+
+def test_priority_then_arrival():
+    core, runner = make_core(max_num_seqs=1)
+    for request_id, priority in ((0, 0), (1, 0), (2, -1), (3, 1)):
+        core.submit(make_submit(request_id, [1], max_tokens=1, priority=priority, arrival_s=float(request_id)))
+    run(core)
+    assert [plan.rows[0].request_id for plan in runner.plans] == [2, 0, 1, 3]
+
+
+def test_max_num_seqs_bounds_what_runs():
+    core, runner = make_core(max_num_seqs=2)
+    for request_id in range(3):
+        core.submit(make_submit(request_id, [1], max_tokens=3, ignore_eos=True))
+    core.step()
+    assert [row[0] for row in rows(runner)] == [0, 1]
+    assert core.stats().num_waiting == 1
+
+
+def test_the_newest_of_the_lowest_priority_is_preempted_and_comes_back_first():
+    core, _ = make_core(num_blocks=4, block_size=4, prefix_caching=False)
+    prompts = {0: [1] * 3, 1: [2] * 3, 2: [3] * 3}
+    for request_id, priority in ((0, 0), (1, 1), (2, 0)):
+        arrival = float(request_id)
+        core.submit(
+            make_submit(
+                request_id, prompts[request_id], max_tokens=8, ignore_eos=True, priority=priority, arrival_s=arrival
+            )
+        )
+    preempted = []
+    outputs: dict[int, list[int]] = {}
+    while core.has_work:
+        before = {r.request_id for r in core.scheduler.running}
+        report = core.step()
+        for event in report.events:
+            if isinstance(event, TokensOut):
+                outputs.setdefault(event.request_id, []).extend(event.token_ids)
+        preempted += [r.request_id for r in core.scheduler.waiting if r.request_id in before]
+        core.check_integrity()
+    assert preempted[0] == 1
+    assert 0 not in preempted
+    assert outputs == {i: expected_output(prompt, 8, frozenset()) for i, prompt in prompts.items()}
+
+
+def test_nothing_is_admitted_in_a_step_that_preempted():
+    core, runner = make_core(num_blocks=3, block_size=4, prefix_caching=False)
+    core.submit(make_submit(0, [1] * 4, max_tokens=8, ignore_eos=True))
+    core.submit(make_submit(1, [2] * 4, max_tokens=8, ignore_eos=True, arrival_s=1.0))
+    core.step()
+    report = core.step()
+    assert report.stats is not None
+    assert report.stats.num_preempted == 1
+    assert rows(runner) == [(0, 4, 1)]
+    assert run(core)[1] == expected_output([2] * 4, 8, frozenset())[1:]
+
+
+def test_choices_of_one_prompt_compute_it_once():
+    core, runner = make_core(max_num_batched_tokens=32)
+    for request_id in range(3):
+        core.submit(make_submit(request_id, [1] * 10))
+    report = core.step()
+    assert rows(runner) == [(0, 0, 10), (1, 8, 2), (2, 8, 2)]
+    assert report.stats is not None
+    assert (report.stats.num_prefix_queries, report.stats.num_prefix_hits) == (30, 16)
+
+
+def test_a_failed_row_fails_alone_and_its_blocks_are_not_reused_as_prefix():
+    core, runner = make_core()
+    runner.poisoned.add(0)
+    core.submit(make_submit(0, [1] * 9))
+    core.submit(make_submit(1, [2] * 9, max_tokens=2, ignore_eos=True))
+    failed = [event for event in core.step().events if isinstance(event, Failed)]
+    assert [event.request_id for event in failed] == [0]
+    assert "not finite" in str(failed[0].error)
+    core.submit(make_submit(2, [1] * 9, max_tokens=1))
+    core.step()
+    assert (2, 0, 9) in rows(runner)
+
+
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decode"])
+def test_abort_frees_everything_at_once(when: str):
+    core, _ = make_core(max_num_seqs=1, max_num_batched_tokens=4)
+    core.submit(make_submit(0, [1] * 6, max_tokens=20, ignore_eos=True))
+    for _ in range({"waiting": 0, "prefill": 1, "decode": 3}[when]):
+        core.step()
+    core.abort(Abort(0))
+    (event,) = core.flush().events
+    assert event.request_id == 0
+    stats = core.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+    assert not core.has_work
+
+
+def test_a_request_that_cannot_fit_fails_by_name():
+    core, _ = make_core(num_blocks=4, block_size=4)
+    core.submit(make_submit(0, [1] * 12, max_tokens=5))
+    (event,) = core.flush().events
+    assert isinstance(event, Failed)
+    assert "12 tokens and max_tokens is 5" in str(event.error)
+    assert not core.has_work
+
+
+def test_max_tokens_none_runs_to_the_context():
+    core, _ = make_core(num_blocks=4, block_size=4)
+    core.submit(make_submit(0, [1] * 3, max_tokens=None, ignore_eos=True))
+    assert len(run(core)[0]) == 13
