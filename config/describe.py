@@ -51,9 +51,17 @@ class Setting:
         return bool(self.rules.get("secret"))
 
     @property
+    def base_hint(self) -> Any:
+        """The type without `| None`."""
+        if isinstance(self.hint, UnionType):
+            [hint] = [part for part in typing.get_args(self.hint) if part is not type(None)]
+            return hint
+        return self.hint
+
+    @property
     def kind(self) -> str:
         """The type in words, as help and README show it: `number`, `bytes`, `on or off`, `auto|float32|...`."""
-        hint = _without_none(self.hint)
+        hint = self.base_hint
         if typing.get_origin(hint) is Literal:
             return "|".join(typing.get_args(hint))
         if self.rules.get("unit") == "bytes":
@@ -83,7 +91,7 @@ def describe() -> tuple[Setting, ...]:
 def assemble(values: Mapping[str, Any]) -> schema.Settings:
     """The settings with `values` (by `Setting.name`) and, for the others, their defaults."""
 
-    def build(class_: type) -> Any:
+    def build(class_: Any) -> Any:
         hints = typing.get_type_hints(class_)
         nested = {name: build(hint) for name, hint in hints.items() if is_dataclass(hint)}
         return class_(**nested, **{name: values[name] for name in hints.keys() & values.keys() - nested.keys()})
@@ -108,12 +116,6 @@ def _sections(class_: type) -> Iterator[type]:
 
 def _default(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
-
-
-def _without_none(hint: Any) -> Any:
-    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
-        [hint] = [part for part in typing.get_args(hint) if part is not type(None)]
-    return hint
 
 
 def _field_docs() -> dict[tuple[str, str], str]:

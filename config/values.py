@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 _UNITS = {
     "": 1, "B": 1,
@@ -36,22 +39,56 @@ def format_bytes(count: int) -> str:
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
 
 
-def parse_int(text: str) -> int:
-    """A whole number. Raises ValueError saying so."""
+def parse(text: str, hint: Any, rules: Mapping[str, Any]) -> Any:
+    """`text` as a value of the type `hint` (int, bool, str or a Literal of strings) that keeps a field's `rules`.
+
+    Raises ValueError saying what would be right.
+    """
+    if typing.get_origin(hint) is Literal:
+        return _choice(text, typing.get_args(hint))
+    if hint is bool:
+        return _switch(text)
+    if hint is int:
+        value = parse_bytes(text) if rules.get("unit") == "bytes" else _whole_number(text)
+        _check_range(value, rules)
+        return value
+    if not text.strip():
+        raise ValueError("it is empty")
+    if "pattern" in rules and not re.fullmatch(rules["pattern"], text):
+        raise ValueError(f'"{text}" is not {rules["expected"]}')
+    return text
+
+
+def _whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise ValueError(f'"{text}" is not a whole number') from None
 
 
-def check(value: object, rules: Mapping[str, object]) -> None:
-    """Hold `value` against a field's metadata. Raises ValueError saying what would be right."""
+def _check_range(value: int, rules: Mapping[str, Any]) -> None:
     lowest, highest = rules.get("at_least"), rules.get("at_most")
-    if isinstance(value, int):
-        if isinstance(lowest, int) and isinstance(highest, int) and not lowest <= value <= highest:
-            raise ValueError(f"{value} is not from {lowest} to {highest}")
-        if isinstance(lowest, int) and value < lowest:
-            raise ValueError(f"{value} is less than {lowest}")
-    pattern = rules.get("pattern")
-    if isinstance(pattern, str) and isinstance(value, str) and not re.fullmatch(pattern, value):
-        raise ValueError(f'"{value}" is not {rules["expected"]}')
+    if (lowest is not None and value < lowest) or (highest is not None and value > highest):
+        allowed = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise ValueError(f"{value} is not {allowed}")
+
+
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word in {"true", "on", "yes", "1"}:
+        return True
+    if word in {"false", "off", "no", "0"}:
+        return False
+    raise ValueError(f'"{text}" is not true or false')
+
+
+def _choice(text: str, choices: Sequence[str]) -> str:
+    if text in choices:
+        return text
+    raise ValueError(f'"{text}" is not one of {", ".join(choices)}{did_you_mean(text, choices)}')
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` for the known word that `word` is most like; nothing when it is like none."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
