@@ -65,4 +65,6 @@ def _default_text(setting: Setting) -> Callable[[Any], Any] | bool:
     told = ", ".join(f"{values[setting.name]} on {name}" for name, values in presets.items() if setting.name in values)
     if told:
         return lambda _: told
+    if isinstance(setting.default, bool):
+        return lambda value: "on" if value else "off"
     return setting.default not in (None, ())

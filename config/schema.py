@@ -106,6 +106,9 @@ class ServerConfig:
     log_level: LogLevel = "info"
     """Least severity that is logged."""
 
+    shutdown_timeout: int = field(default=25, metadata={"at_least": 0})
+    """Seconds that open requests get to finish in when the server is told to stop (SIGTERM, Ctrl-C)."""
+
     vllm_metrics: bool = True
     """Also publish the `vllm:*` metric names that existing dashboards and autoscalers read."""
 

@@ -1,0 +1,86 @@
+"""`chairlift serve`: load a model and answer requests."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+
+from config.load import Loaded, SettingsLoader
+from config.schema import Settings
+from server import __version__
+from server.terminal import fail, say, show_progress, warn
+
+if TYPE_CHECKING:
+    from engine.client import AsyncEngine
+
+
+def register(app: App, loader: SettingsLoader) -> None:
+    """Add the command."""
+    app.command(loader.command(serve))
+
+
+def serve(loaded: Loaded) -> int:
+    """Load a model and serve it over HTTP, until SIGTERM or Ctrl-C."""
+    from engine.errors import ConfigError
+    from server import daemon
+    from server.logs import configure_logging
+
+    settings = loaded.settings
+    configure_logging(settings.server.log_level)
+    warn(loaded.warnings)
+    try:
+        sock = daemon.bind(settings.server.host, settings.server.port)
+    except daemon.BindError as error:
+        fail(str(error), hint=error.hint)
+    if not settings.server.api_key and not _is_loopback(sock):
+        warn(["anybody who reaches this address may use the server: set --api-key-file or CHAIRLIFT_API_KEY"])
+    try:
+        return daemon.run(settings, sock, show_progress(), on_ready=lambda engine: say(banner(settings, sock, engine)))
+    except ConfigError as error:
+        fail(str(error), hint=error.hint)
+
+
+def banner(settings: Settings, sock: socket.socket, engine: AsyncEngine) -> str:
+    """What is being served, and a command to try it with."""
+    info = engine.info
+    tokens = info.num_blocks * info.block_size
+    url = _url(sock)
+    lines = [
+        f"Chairlift {__version__} serves {info.name} at {url}",
+        f"  model     {info.num_parameters / 1e6:,.1f} M parameters",
+        f"  runs on   {info.device} in {info.dtype}, {info.kernels} kernels",
+        f"  context   {info.max_model_len:,} tokens",
+        f"  KV cache  {tokens:,} tokens, {tokens / info.max_model_len:.1f} requests of full length",
+        "Try it:",
+        *_example(url, info.name, chat=engine.tokenizer.has_chat_template, key=bool(settings.server.api_key)),
+    ]
+    return "\n".join(lines)
+
+
+def _example(url: str, model: str, *, chat: bool, key: bool) -> list[str]:
+    """A curl command, to paste."""
+    question = "Why is the sky blue?"
+    body = {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": question, "max_tokens": 64}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    headers = ["Content-Type: application/json", *(["Authorization: Bearer $CHAIRLIFT_API_KEY"] if key else [])]
+    return [
+        f"  curl {url}{path} \\",
+        *(f'    -H "{header}" \\' for header in headers),
+        f"    -d '{json.dumps({'model': model, **body})}'",
+    ]
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - shown as the address one can open
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    import ipaddress
+
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback

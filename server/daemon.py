@@ -1,0 +1,144 @@
+"""The server process: one socket, one engine, uvicorn between them, from the bind to the exit status.
+
+The port is bound and answers before the model loads: a clash shows at once, and an orchestrator sees a process that is
+alive and not ready. SIGTERM and SIGINT let open requests finish (`--shutdown-timeout`); while loading there are none,
+and the process ends at once, which the model cache is made for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from config.schema import Settings
+from server.gate import Gate
+from server.logs import quiet_transformers
+
+if TYPE_CHECKING:
+    from engine.client import AsyncEngine
+    from engine.progress import Progress
+
+ENGINE_DIED = 1
+"""Exit status when the engine has ended by a fault: a supervisor starts the process again."""
+
+
+class BindError(Exception):
+    """The address cannot be listened on. `hint` says what would work."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address. Raises BindError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except socket.gaierror as error:
+        raise BindError(f"there is no address {host}", hint="--host 127.0.0.1 for this machine only") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            hint = "another program listens there: stop it, or choose another with --port"
+            raise BindError(f"port {port} on {host} is in use", hint=hint) from error
+        hint = "ports below 1024 need privileges" if error.errno == errno.EACCES else "see --host and --port"
+        raise BindError(f"cannot listen on {host} port {port}: {error.strerror}", hint=hint) from error
+
+
+def run(
+    settings: Settings,
+    sock: socket.socket,
+    show: AbstractContextManager[Progress],
+    on_ready: Callable[[AsyncEngine], None],
+) -> int:
+    """Load, serve, shut down; returns the exit status. Main thread only: it handles signals.
+
+    `show` gives the function that is told the progress of loading; `on_ready` is called when requests are answered.
+    Raises ConfigError when the settings cannot be honoured.
+    """
+    # uvicorn sets its own handlers while it serves, then sends the signal once more to those before: exit 0 is ours.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: None)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Daemon(settings, sock).run(show, on_ready))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop
+
+
+class _Daemon:
+    def __init__(self, settings: Settings, sock: socket.socket) -> None:
+        self._settings = settings
+        self._sock = sock
+        self._gate = Gate()
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._gate,
+                lifespan="off",  # the application has one, but it comes later
+                log_config=None,
+                server_header=False,
+                timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close
+                timeout_graceful_shutdown=settings.server.shutdown_timeout,
+            )
+        )
+
+    async def run(self, show: AbstractContextManager[Progress], on_ready: Callable[[AsyncEngine], None]) -> int:
+        serving = asyncio.create_task(self._server.serve([self._sock]))
+        with show as progress:
+            loading = asyncio.create_task(self._load(progress))
+            await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            os._exit(0)  # told to stop, and the thread that loads cannot be: it is somewhere in torch or pip
+        try:
+            engine = loading.result()
+            async with self._application(engine):
+                on_ready(engine)
+                await serving
+                return ENGINE_DIED if engine.dead is not None else 0
+        finally:
+            self._stop()
+            await serving
+
+    async def _load(self, progress: Progress) -> AsyncEngine:
+        from engine.client import AsyncEngine
+
+        progress("importing torch and transformers")
+        await asyncio.to_thread(_import_libraries)
+        return await AsyncEngine.start(self._settings.engine, progress)
+
+    @asynccontextmanager
+    async def _application(self, engine: AsyncEngine) -> AsyncIterator[None]:
+        """Answer with the real application; at the end, close the engine."""
+        from server.app import create_app
+
+        engine.on_dead(lambda _: self._stop())
+        try:
+            application = create_app(self._settings, engine)
+            async with application.router.lifespan_context(application):
+                self._gate.open(application)
+                yield
+        finally:
+            await engine.close()
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+
+
+def _import_libraries() -> None:
+    """Import what takes seconds, in a thread: the event loop answers /live and signals meanwhile."""
+    import engine.build  # noqa: F401
+
+    quiet_transformers()

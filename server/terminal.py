@@ -1,0 +1,81 @@
+"""What the commands say to the person who runs them, on stderr: errors, warnings, and the progress of long work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from engine.progress import Progress
+
+
+def say(text: str) -> None:
+    """Print `text` to stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def fail(message: str, *, hint: str | None = None, status: int = 1) -> NoReturn:
+    """Say what is wrong in one line, and exit."""
+    say(error_line(message, hint))
+    sys.exit(status)
+
+
+def error_line(message: str, hint: str | None = None) -> str:
+    """An error and what would help, in one line."""
+    return "chairlift: " + " ".join(message.split()) + (f" ({hint})" if hint else "")
+
+
+def warn(messages: Iterable[str]) -> None:
+    """Say what may be a mistake, a line each."""
+    for message in messages:
+        say(f"chairlift: warning: {message}")
+
+
+@contextmanager
+def show_progress() -> Iterator[Progress]:
+    """A function to report progress to, from any thread: a bar in a terminal, a line for each stage elsewhere."""
+    if sys.stderr.isatty():
+        with _bar() as report:
+            yield report
+    else:
+        yield _lines()
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = [
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(stage: str, done: float | None = None) -> None:
+            if bar.tasks[0].description != stage:
+                bar.reset(task, description=stage, total=None)
+            if done is not None:
+                bar.update(task, total=1.0, completed=done)
+
+        yield report
+
+
+def _lines() -> Progress:
+    started, last = time.monotonic(), ""
+
+    def report(stage: str, done: float | None = None) -> None:
+        nonlocal last
+        if stage != last:
+            last = stage
+            say(f"[{time.monotonic() - started:5.1f} s] {stage}")
+
+    return report
