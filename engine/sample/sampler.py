@@ -1,0 +1,152 @@
+"""The sampler: logits to tokens, in one documented order.
+
+    0. float32                      whatever the model computes in
+    1. greedy rows                  temperature 0 (or below 1e-5) or top_k 1: the largest logit, and nothing else
+    2. temperature                  softmax(logits / temperature)
+    3. min_p                        drop what is less likely than min_p times the most likely token
+    4. top_k                        keep the k most likely
+    5. top_p                        keep the smallest set of the most likely of what is left, whose share of what is
+                                    left is at least p
+    6. one number of (0, 1)         chosen by (seed, position) alone; invert the distribution function
+
+The order is vLLM's (its V1 sampler: temperature, min_p, top_k, top_p). 3 and 4 could change places; 5 could not, since
+it counts shares of what 3 and 4 left. Equally likely tokens rank by id, lowest first: top_k keeps exactly k tokens,
+top_p never more than it needs. The most likely token passes every filter, so there is always one to choose.
+
+Rows pay for what they use: greedy rows never enter the pipeline, rows with a temperature alone are not ranked.
+
+A row whose logits are NaN, or nothing but -inf, or +inf anywhere, is *bad*: it gets token 0 and its flag, and its
+neighbours never notice. A result is a function of its row's logits, parameters, seed and position; see `ops` for how
+exact that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.params import SamplingParams
+from engine.plan import PlanRow
+from engine.sample import ops
+from engine.sample.random import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """One token for each row of logits, on their device."""
+
+    token_ids: Tensor
+    """int64 [rows]; 0 where `bad`."""
+    bad: Tensor
+    """bool [rows]: the logits were not usable."""
+
+
+class Sampler:
+    """Chooses one token for each row of logits. Holds no state; see the head of this file for what it does."""
+
+    def sample(self, logits: Tensor, rows: Sequence[PlanRow]) -> SampleOutput:
+        """Choose a token for each row.
+
+        `logits` [rows, vocabulary], any floating type, any device, left as they are; `rows` in the same order, each
+        with `sampling`. On CUDA nothing waits for the device.
+        """
+        params = [_params(row) for row in rows]
+        is_greedy = [each.greedy or each.top_k == 1 for each in params]
+        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+        usable = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
+        for choose, index in (
+            (_choose_greedy, [i for i, greedy in enumerate(is_greedy) if greedy]),
+            (_choose_random, [i for i, greedy in enumerate(is_greedy) if not greedy]),
+        ):
+            if not index:
+                continue
+            where = torch.tensor(index, device=logits.device)
+            part = logits if len(index) == len(rows) else logits[where]
+            part = ops.pad_to_blocks(part.to(torch.float32))
+            token_ids[where], usable[where] = choose(part, [rows[i] for i in index])
+        return SampleOutput(token_ids.masked_fill(~usable, 0), ~usable)
+
+
+def _params(row: PlanRow) -> SamplingParams:
+    assert row.sampling is not None, "a row that is not to be sampled has no logits"
+    return row.sampling
+
+
+def _choose_greedy(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:
+    """float32 logits [n, v] -> token ids [n], usable [n]."""
+    return ops.greedy(logits)
+
+
+def _choose_random(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:
+    """float32 logits [n, v] of rows with a temperature -> token ids [n], usable [n]."""
+    settings = _Settings.of(rows, vocab_size=logits.shape[-1], device=logits.device)
+    probs = ops.probabilities(logits, settings.temperature)
+    cdf = ops.block_cdf(probs)
+    mass = cdf[:, -1]
+    usable = mass.isfinite()
+
+    filtered = [i for i, row in enumerate(rows) if _is_filtered(_params(row))]
+    if len(filtered) < len(rows):
+        token_ids = ops.draw(probs, cdf, settings.u)
+    else:
+        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    if filtered:
+        where = torch.tensor(filtered, device=logits.device)
+        part = probs if len(filtered) == len(rows) else probs[where]
+        token_ids[where] = _draw_filtered(part, mass[where], settings.filters.select(where), settings.u[where])
+    return token_ids, usable
+
+
+def _is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def _draw_filtered(probs: Tensor, mass: Tensor, filters: ops.Filters, u: Tensor) -> Tensor:
+    """Probabilities [n, v], their sums [n], filters, one number per row [n] -> token ids [n]."""
+    vocab_size = probs.shape[-1]
+    if probs.device.type != "cpu" or vocab_size < ops.BLOCK * ops.NUM_LEADERS:
+        # Asking which rows need more than their leaders would wait for the device; sorting there costs less.
+        ranked = ops.ranking(probs)
+        num_kept, _ = ops.kept(ranked, mass, vocab_size, filters)
+        return ops.draw_ranked(ranked, num_kept, u)
+
+    ranked = ops.leaders(probs)
+    num_kept, known = ops.kept(ranked, mass, vocab_size, filters)
+    token_ids = ops.draw_ranked(ranked, num_kept, u)
+    wide = (~known & mass.isfinite()).nonzero()[:, 0]
+    if len(wide):
+        ranked = ops.ranking(probs[wide])
+        num_kept, _ = ops.kept(ranked, mass[wide], vocab_size, filters.select(wide))
+        token_ids[wide] = ops.draw_ranked(ranked, num_kept, u[wide])
+    return token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The parameters of n rows as tensors on the logits' device."""
+
+    temperature: Tensor
+    """float32 [n]."""
+    filters: ops.Filters
+    u: Tensor
+    """float64 [n], each in (0, 1)."""
+
+    @classmethod
+    def of(cls, rows: Sequence[PlanRow], *, vocab_size: int, device: torch.device) -> _Settings:
+        params = [_params(row) for row in rows]
+        table = np.array(
+            [
+                [each.temperature for each in params],
+                [min(each.top_k, vocab_size) if each.top_k > 0 else vocab_size for each in params],
+                [each.top_p for each in params],
+                [each.min_p for each in params],
+                uniform([row.seed for row in rows], [row.end for row in rows]),
+            ]
+        )
+        temperature, top_k, top_p, min_p, u = torch.from_numpy(table).to(device, non_blocking=True)
+        filters = ops.Filters(top_k.to(torch.int64), top_p, min_p.to(torch.float32))
+        return cls(temperature.to(torch.float32), filters, u)
