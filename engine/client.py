@@ -63,6 +63,7 @@ class AsyncEngine:
     """The engine for asyncio programs. Make one with `await AsyncEngine.start(config)`."""
 
     def __init__(self, make_core: Callable[[], tuple[EngineCore, Tokenizer]]) -> None:
+        """`make_core` is called in the engine thread, by `load`."""
         self._make_core = make_core
         self._asyncio_loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[None] = self._asyncio_loop.create_future()
@@ -88,9 +89,13 @@ class AsyncEngine:
         from engine.build import build_engine  # brings torch and transformers
 
         engine = cls(lambda: build_engine(config, progress))
-        engine._loop.start()
-        await engine._loaded
+        await engine.load()
         return engine
+
+    async def load(self) -> None:
+        """Start the engine thread, and wait until `make_core` is through. Raises what it raised."""
+        self._loop.start()
+        await self._loaded
 
     @property
     def stats(self) -> EngineStats:

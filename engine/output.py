@@ -47,7 +47,11 @@ class RequestOutput:
     def __init__(self, tokenizer: Tokenizer, request: Submit) -> None:
         params = request.params
         self._request = request
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            prompt_token_ids=request.prompt_token_ids,
+        )
         self._matcher = StopMatcher(params.stop, include_stop_str=params.include_stop_str_in_output)
         self._num_cached_tokens = 0
         self._num_output_tokens = 0

@@ -15,6 +15,7 @@ from engine.params import SamplingParams
 from engine.plan import PlanRow, SampledRow, StepPlan, StepResult
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.text.pieces import Pieces
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -118,3 +119,15 @@ def make_submit(request_id: int, prompt: Sequence[int], **fields: object) -> Sub
     message = {name: fields.pop(name) for name in ("priority", "cache_salt", "arrival_s") if name in fields}
     params = SamplingParams(**fields)  # type: ignore[arg-type]
     return Submit(request_id, tuple(prompt), params, **message)  # type: ignore[arg-type]
+
+
+class LetterTokenizer:
+    """What RequestOutput needs of a Tokenizer: token i is the i-th letter from "A"; 49 is a special token."""
+
+    pieces = Pieces(tuple(bytes([65 + i]) for i in range(VOCAB_SIZE)))
+    special_token_ids = frozenset({49})
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    """The text of these tokens by LetterTokenizer."""
+    return "".join(chr(65 + token_id) for token_id in token_ids if token_id != 49)

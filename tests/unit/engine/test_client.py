@@ -1,0 +1,191 @@
+"""AsyncEngine over the real loop, thread and core, with a fake model that can be held and broken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from engine.client import AsyncEngine, Chunk
+from engine.core import EngineCore
+from engine.errors import ConfigError, EngineDead, EngineError, RequestError
+from engine.messages import Finished, StepReport
+from engine.params import SamplingParams
+from engine.plan import StepPlan
+from engine.request import FinishReason
+from engine.text.tokenizer import Tokenizer
+from tests.factories import FakeRunner, LetterTokenizer, expected_output, letters, make_core
+
+pytestmark = pytest.mark.anyio
+PROMPT = [5, 6, 7]
+
+
+class Gate:
+    """Holds the engine thread at the start of each step: steps are let through by number, or all once it is open."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self._launch = runner.launch
+        self._permits = threading.Semaphore(0)
+        self._is_open = False
+        self.fault: Exception | None = None
+
+    def let_through(self, count: int) -> None:
+        self._permits.release(count)
+
+    def open(self) -> None:
+        self._is_open = True
+        self._permits.release()
+
+    def launch(self, plan: StepPlan) -> FakeRunner:
+        assert self._is_open or self._permits.acquire(timeout=30), "nobody opened the gate"
+        if self.fault is not None:
+            raise self.fault
+        return self._launch(plan)
+
+
+@asynccontextmanager
+async def running(*, is_open: bool = True) -> AsyncIterator[tuple[AsyncEngine, EngineCore, FakeRunner, Gate]]:
+    core, runner = make_core()
+    gate = Gate(runner)
+    runner.launch = gate.launch  # type: ignore[method-assign]
+    if is_open:
+        gate.open()
+    engine = AsyncEngine(lambda: (core, cast(Tokenizer, LetterTokenizer())))
+    await engine.load()
+    try:
+        yield engine, core, runner, gate
+    finally:
+        gate.open()
+        await engine.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread
+            await asyncio.sleep(0.001)
+
+
+async def collect(engine: AsyncEngine, **params: object) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(PROMPT, SamplingParams(**params))]  # type: ignore[arg-type]
+
+
+async def test_chunks_join_to_the_output():
+    async with running() as (engine, *_):
+        chunks = await collect(engine, max_tokens=8, ignore_eos=True)
+    expected = expected_output(PROMPT, 8, frozenset())
+    assert [token for chunk in chunks for token in chunk.token_ids] == expected
+    assert "".join(chunk.text for chunk in chunks) == letters(expected)
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.LENGTH]
+
+
+async def test_many_at_once_each_get_their_own():
+    async with running() as (engine, core, *_):
+        outputs = await asyncio.gather(*(collect(engine, max_tokens=n, ignore_eos=True) for n in range(1, 12)))
+        for n, chunks in enumerate(outputs, start=1):
+            text = "".join(chunk.text for chunk in chunks)
+            assert text == letters(expected_output(PROMPT, n, frozenset()))
+        await until(lambda: engine.stats.num_used_blocks == 0)
+        core.check_integrity()
+
+
+async def test_a_stop_string_frees_the_request_and_counts_as_stop():
+    text = letters(expected_output(PROMPT, 12, frozenset()))
+    reports: list[StepReport] = []
+    async with running(is_open=False) as (engine, _, _, gate):
+        engine.add_observer(reports.append)
+        gate.let_through(6)
+        chunks = await collect(engine, max_tokens=12, ignore_eos=True, stop=(text[3:5],))
+        gate.open()
+        await until(lambda: any(isinstance(e, Finished) for report in reports for e in report.events))
+    assert "".join(chunk.text for chunk in chunks) == text[: text.index(text[3:5])]
+    assert chunks[-1].stop_reason == text[3:5]
+    ends = [e for report in reports for e in report.events if isinstance(e, Finished)]
+    assert [end.reason for end in ends] == [FinishReason.STOP]
+
+
+async def test_closing_the_generator_is_the_abort():
+    reports: list[StepReport] = []
+    async with running(is_open=False) as (engine, core, _, gate):
+        engine.add_observer(reports.append)
+        gate.let_through(2)
+        generator = engine.generate(PROMPT, SamplingParams(max_tokens=50, ignore_eos=True))
+        await anext(generator)
+        await generator.aclose()
+        gate.open()
+        await until(lambda: engine.stats.num_running == 0 and engine.stats.num_used_blocks == 0)
+        ends = [e for report in reports for e in report.events if isinstance(e, Finished)]
+        assert [end.reason for end in ends] == [FinishReason.ABORT]
+        core.check_integrity()
+
+
+async def test_a_cancelled_reader_aborts_too():
+    async with running(is_open=False) as (engine, _, _, gate):
+        task = asyncio.create_task(collect(engine, max_tokens=50, ignore_eos=True))
+        await until(lambda: engine.stats.num_waiting == 1)
+        task.cancel()
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: engine.stats.num_running == 0 and engine.stats.num_waiting == 0)
+
+
+async def test_a_request_that_does_not_fit_is_refused_before_anything_is_queued():
+    async with running() as (engine, core, *_):
+        with pytest.raises(RequestError, match="context length is 64") as caught:
+            engine.generate([1] * 60, SamplingParams(max_tokens=5))
+        assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+        with pytest.raises(RequestError, match="token id 50"):
+            engine.check([50], SamplingParams())
+        with pytest.raises(RequestError, match="empty"):
+            engine.check([], SamplingParams())
+        assert core.stats().num_steps == 0
+
+
+async def test_a_failed_row_fails_its_request_alone():
+    async with running() as (engine, _, runner, _):
+        runner.poisoned.add(0)
+        failed, good = await asyncio.gather(
+            collect(engine, max_tokens=3), collect(engine, max_tokens=3, ignore_eos=True), return_exceptions=True
+        )
+        assert isinstance(failed, EngineError)
+        assert isinstance(good, list)
+        assert engine.dead is None
+
+
+async def test_a_step_that_raises_fails_everyone_and_says_why(caplog: pytest.LogCaptureFixture):
+    async with running() as (engine, _, _, gate):
+        told: list[EngineDead] = []
+        engine.on_dead(told.append)
+        gate.fault = ValueError("broken")
+        first, second = await asyncio.gather(collect(engine), collect(engine), return_exceptions=True)
+        assert isinstance(first, EngineDead)
+        assert isinstance(second, EngineDead)
+        assert first is not second
+        assert "ValueError: broken" in str(first)
+        assert len(told) == 1
+        with pytest.raises(EngineDead):
+            engine.check(PROMPT, SamplingParams())
+    assert "the engine thread died" in caplog.text
+
+
+async def test_open_requests_end_when_the_engine_is_closed():
+    async with running(is_open=False) as (engine, _, _, gate):
+        task = asyncio.create_task(collect(engine, max_tokens=50, ignore_eos=True))
+        await until(lambda: engine.stats.num_waiting == 1)
+        closing = asyncio.create_task(engine.close())
+        gate.open()
+        await closing
+        with pytest.raises(EngineDead, match="stopped"):
+            await task
+
+
+async def test_what_fails_to_load_raises_in_start():
+    def fail() -> tuple[EngineCore, Tokenizer]:
+        raise ConfigError("no such model", setting="model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        await AsyncEngine(fail).load()
