@@ -29,16 +29,6 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
-def format_bytes(count: int) -> str:
-    """`count` bytes with the largest unit that leaves a number of at least 1: `4 GiB`, `1.5 GiB`, `300 B`."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-
-
 def parse(text: str, hint: Any, rules: Mapping[str, Any]) -> Any:
     """`text` as a value of the type `hint` (int, bool, str or a Literal of strings) that keeps a field's `rules`.
 

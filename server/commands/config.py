@@ -9,7 +9,7 @@ from cyclopts import App
 
 from config.describe import Setting, describe
 from config.load import Loaded, SettingsLoader
-from config.values import format_bytes
+from engine.machine import format_bytes
 from server.terminal import warn
 
 
