@@ -55,14 +55,14 @@ clean: ## remove the virtual environment and everything that tools have left
 
 $(VENV)/.test: $(VENV)/.serve
 	@echo "installing the tools for tests ..."
-	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing chairlift into $(VENV); the first time takes some minutes ..."
 	@$(INSTALL) --upgrade pip setuptools
 	@$(install_cpu_torch)
-	@$(INSTALL) --no-build-isolation --editable .
+	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable .
 	@touch $@
 
 $(BIN)/pip:

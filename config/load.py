@@ -172,19 +172,20 @@ def _add_preset(by_flag: Mapping[str, Argument], environ: Mapping[str, str]) -> 
 
 
 def _preset_for(device: str, environ: Mapping[str, str]) -> str:
-    """`cpu` or `cuda`. For `auto` without importing torch, which takes seconds: a wrong guess costs speed only."""
+    """`cpu` or `cuda`. For `auto` it is a guess, which costs speed only if it is wrong."""
     if device != "auto":
         return "cuda" if device.startswith("cuda") else "cpu"
     hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return "cuda" if not hidden and _has_gpu() else "cpu"
+
+
+def _has_gpu() -> bool:
+    """Whether there is an NVIDIA GPU and a torch for it; without importing torch, which takes seconds."""
     present = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # the second is Windows' WSL
-    return "cuda" if present and not hidden and not _torch_version().endswith("+cpu") else "cpu"
-
-
-def _torch_version() -> str:
     try:
-        return metadata.version("torch")
+        return present and not metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:
-        return ""
+        return False
 
 
 def _read_keys(path: str, origin: str) -> list[str]:
@@ -209,7 +210,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     known = {setting.env for setting in describe()} | {CONFIG_ENV}
     for name in sorted(environ):
         if name.startswith(ENV_PREFIX) and name not in known and not _set_by_kubernetes(name, environ[name]):
-            yield f"{name} is no setting{did_you_mean(name, known)}"
+            yield f"{name} is no setting{did_you_mean(name, known, prefix=ENV_PREFIX)}"
 
 
 def _set_by_kubernetes(name: str, value: str) -> bool:

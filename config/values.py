@@ -78,7 +78,11 @@ def _choice(text: str, choices: Sequence[str]) -> str:
     raise ValueError(f'"{text}" is not one of {", ".join(choices)}{did_you_mean(text, choices)}')
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the known word that `word` is most like; nothing when it is like none."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """` (did you mean X?)` for the known word that `word` is most like; nothing when it is like none.
+
+    All begin with `prefix`, which does not count as likeness.
+    """
+    rests = [name.removeprefix(prefix) for name in known]
+    close = difflib.get_close_matches(word.removeprefix(prefix), rests, n=1)
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""
