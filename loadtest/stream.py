@@ -60,7 +60,7 @@ class StreamReader:
 
 
 def _object(payload: bytes) -> dict[str, Any]:
-    value = json.loads(payload)
+    value = json.loads(payload.decode())  # of bytes, it would first guess their encoding
     if not isinstance(value, dict):
         raise ValueError(f"an event is not a JSON object: {payload[:80]!r}")
     return value
