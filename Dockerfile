@@ -26,18 +26,21 @@ FROM build AS build-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch \
-    && pip install --constraint constraints.txt --requirement requirements.txt
+    && pip install --constraint constraints.txt --requirement requirements.txt setuptools
 COPY . .
-RUN pip install --no-cache-dir --no-deps .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 FROM build-cpu AS model
-RUN CHAIRLIFT_CACHE_DIR=/models chairlift pull && chmod -R g=u /models
+RUN --mount=type=cache,target=/var/cache/chairlift \
+    CHAIRLIFT_CACHE_DIR=/var/cache/chairlift chairlift pull \
+    && cp -R /var/cache/chairlift /models \
+    && chmod -R g=u /models
 
 FROM build AS build-cuda
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --constraint constraints.txt --requirement requirements.txt
+    pip install --constraint constraints.txt --requirement requirements.txt setuptools
 COPY . .
-RUN pip install --no-cache-dir --no-deps .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 # --- the images
 

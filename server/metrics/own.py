@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import Metric
 
 from engine.core import ModelInfo
 from engine.messages import EngineStats
+from server import __version__
 from server.metrics import bounds
 from server.metrics.families import Families
 from server.metrics.tally import Tally
@@ -154,6 +155,7 @@ def _server(make: Families, tally: Tally, info: ModelInfo) -> Iterator[Metric]:
         "chairlift_build_info",
         "What runs here, in labels; the value is 1.",
         1,
+        version=__version__,
         dtype=info.dtype,
         device=info.device,
         kernels=info.kernels,

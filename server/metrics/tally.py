@@ -13,7 +13,10 @@ PHASES = ("schedule", "forward", "sample", "update")
 ERROR = "error"
 """How a request ends that failed; the other ends are those of FinishReason."""
 
-REJECTIONS = ("context_length_exceeded", "invalid_api_key", "invalid_value", "model_not_found", "overloaded")
+REJECTIONS = (
+    *("context_length_exceeded", "invalid_api_key", "invalid_json", "invalid_value", "model_not_found"),
+    *("overloaded", "request_too_large", "unsupported_parameter"),
+)
 """Error codes that are published from the start: a series that appears with its first count shows no rise."""
 
 _SERVED = (FinishReason.STOP, FinishReason.LENGTH)

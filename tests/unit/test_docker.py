@@ -130,6 +130,11 @@ def test_mounted_files_are_there(name: str) -> None:
             assert volume.endswith(":ro")
 
 
+@pytest.mark.parametrize("name", ["chairlift", "chairlift-gpu"])
+def test_open_requests_may_end_before_the_container_is_killed(name: str) -> None:
+    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > ServerConfig().shutdown_timeout + 10
+
+
 def test_the_gpu_is_reserved() -> None:
     [device] = SERVICES["chairlift-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
