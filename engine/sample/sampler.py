@@ -52,7 +52,7 @@ class Sampler:
         """Choose a token for each row.
 
         `logits` [rows, vocabulary], any floating type, any device, left as they are; `rows` in the same order, each
-        with `sampling`. On CUDA nothing waits for the device.
+        with `sampling`. On CUDA nothing is read back, so this does not wait for the device to compute.
         """
         params = [_params(row) for row in rows]
         is_greedy = [each.greedy or each.top_k == 1 for each in params]

@@ -27,6 +27,7 @@ from engine.text.tokenizer import Tokenizer
 
 _MAX_CHAR_BYTES = 4
 _MAX_HELD_TOKENS = 4  # a character has at most four bytes, a token at least one
+_MAX_CONTEXT_TOKENS = 4
 
 
 class Detokenizer:
@@ -89,12 +90,13 @@ class _WindowDecoder:
 
     def __init__(self, tokenizer: Tokenizer, prompt_backwards: Iterable[int]) -> None:
         self._tokenizer = tokenizer
-        self._context = [*islice(prompt_backwards, _MAX_HELD_TOKENS)][::-1]
+        self._context = [*islice(prompt_backwards, _MAX_CONTEXT_TOKENS)][::-1]
         """The last tokens shown."""
         self._held: list[int] = []
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._feed(token_id) for token_id in token_ids])
+        known = [token_id for token_id in token_ids if 0 <= token_id < self._tokenizer.vocab_size]
+        return "".join([self._feed(token_id) for token_id in known])
 
     def flush(self) -> str:
         return self._show(self._decode(self._context + self._held))
@@ -109,8 +111,8 @@ class _WindowDecoder:
     def _show(self, text: str) -> str:
         """The end of `text`, the decoded context and held tokens, that the context alone does not give."""
         new = text[_common_length(self._decode(self._context), text) :]
-        if new:  # else the held tokens have no text, and the context is still what was shown last
-            self._context = self._held
+        # Tokens without text of their own stay beside what was shown last: they may be what the text began with.
+        self._context = self._held if new else (self._context + self._held)[-_MAX_CONTEXT_TOKENS:]
         self._held = []
         return new
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +151,13 @@ class Tokenizer:
         return text
 
 
-def _reserved_names() -> set[str]:
+@cache
+def _reserved_names() -> frozenset[str]:
     """What `apply_chat_template` takes as its own, and so can not be handed on to the template."""
     from transformers import PreTrainedTokenizerBase
 
-    return {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "conversations"}
+    own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    return frozenset(own) | {"messages", "conversations"}
 
 
 def _flatten(content: Any) -> str:
