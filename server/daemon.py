@@ -24,8 +24,11 @@ from server.logs import quiet_transformers
 
 if TYPE_CHECKING:
     from engine.client import AsyncEngine
+    from engine.errors import EngineDead
     from engine.progress import Progress
 
+OVERTIME_S = 5
+"""How long requests that were failed at the end of the grace period have to say so to their clients."""
 ENGINE_DIED = 1
 """Exit status when the engine has ended by a fault: a supervisor starts the process again."""
 
@@ -79,21 +82,38 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+class _Server(uvicorn.Server):
+    """uvicorn, but requests that outlast the grace period get an error of ours instead of a torn connection."""
+
+    def __init__(self, config: uvicorn.Config, grace_s: float, on_overtime: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._grace_s = grace_s
+        self._on_overtime = on_overtime
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._on_overtime)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
 class _Daemon:
     def __init__(self, settings: Settings, sock: socket.socket) -> None:
         self._settings = settings
         self._sock = sock
         self._gate = Gate()
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._gate,
-                lifespan="off",  # the application has one, but it comes later
-                log_config=None,
-                server_header=False,
-                timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close
-                timeout_graceful_shutdown=settings.server.shutdown_timeout,
-            )
+        self._engine_died = False
+        self._closing: asyncio.Task[None] | None = None
+        self._engine: AsyncEngine | None = None
+        grace_s = settings.server.shutdown_timeout
+        config = uvicorn.Config(
+            self._gate,
+            lifespan="off",  # the application has one, but it comes later
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close
+            timeout_graceful_shutdown=grace_s + OVERTIME_S,
         )
+        self._server = _Server(config, grace_s, self._close_engine)
 
     async def run(self, show: AbstractContextManager[Progress], on_ready: Callable[[AsyncEngine], None]) -> int:
         serving = asyncio.create_task(self._server.serve([self._sock]))
@@ -101,16 +121,17 @@ class _Daemon:
             loading = asyncio.create_task(self._load(progress))
             await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
+            serving.result()
             os._exit(0)  # told to stop, and the thread that loads cannot be: it is somewhere in torch or pip
         try:
-            engine = loading.result()
-            async with self._application(engine):
-                on_ready(engine)
+            self._engine = loading.result()
+            async with self._application(self._engine):
+                on_ready(self._engine)
                 await serving
-                return ENGINE_DIED if engine.dead is not None else 0
         finally:
-            self._stop()
+            self._server.should_exit = True
             await serving
+        return ENGINE_DIED if self._engine_died else 0
 
     async def _load(self, progress: Progress) -> AsyncEngine:
         from engine.client import AsyncEngine
@@ -124,17 +145,26 @@ class _Daemon:
         """Answer with the real application; at the end, close the engine."""
         from server.app import create_app
 
-        engine.on_dead(lambda _: self._stop())
+        engine.on_dead(self._on_dead)
         try:
             application = create_app(self._settings, engine)
             async with application.router.lifespan_context(application):
                 self._gate.open(application)
                 yield
         finally:
-            await engine.close()
+            self._close_engine()
+            assert self._closing is not None
+            await self._closing
 
-    def _stop(self) -> None:
-        self._server.should_exit = True
+    def _on_dead(self, _: EngineDead) -> None:
+        if self._closing is None:  # else it ends because we told it to
+            self._engine_died = True
+            self._server.should_exit = True
+
+    def _close_engine(self) -> None:
+        """Start to end the engine; every request that is still open fails then."""
+        if self._closing is None and self._engine is not None:
+            self._closing = asyncio.create_task(self._engine.close())
 
 
 def _import_libraries() -> None:

@@ -37,6 +37,7 @@ def serve(loaded: Loaded) -> int:
         fail(str(error), hint=error.hint)
     if not settings.server.api_key and not _is_loopback(sock):
         warn(["anybody who reaches this address may use the server: set --api-key-file or CHAIRLIFT_API_KEY"])
+    say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {_url(sock)}")
     try:
         return daemon.run(settings, sock, show_progress(), on_ready=lambda engine: say(banner(settings, sock, engine)))
     except ConfigError as error:
@@ -49,7 +50,7 @@ def banner(settings: Settings, sock: socket.socket, engine: AsyncEngine) -> str:
     tokens = info.num_blocks * info.block_size
     url = _url(sock)
     lines = [
-        f"Chairlift {__version__} serves {info.name} at {url}",
+        f"Ready: {info.name} at {url}",
         f"  model     {info.num_parameters / 1e6:,.1f} M parameters",
         f"  runs on   {info.device} in {info.dtype}, {info.kernels} kernels",
         f"  context   {info.max_model_len:,} tokens",
