@@ -115,7 +115,7 @@ class EngineCore:
     ) -> None:
         self.info = info
         self.scheduler = scheduler
-        self._runner = runner
+        self.runner = runner
         self._clock = clock
         self._requests: dict[int, Request] = {}
         self._events: list[Event] = []  # for the next report
@@ -154,7 +154,7 @@ class EngineCore:
         started = self._clock()
         step = self.scheduler.schedule(started)
         scheduled = self._clock()
-        result = self._runner.launch(step.plan).collect()
+        result = self.runner.launch(step.plan).collect()
         collected = self._clock()
         outcomes = self.scheduler.update(step, result.sampled)
         ttft_s, itl_s = self._record(outcomes, collected)
