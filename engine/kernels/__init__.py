@@ -1,0 +1,94 @@
+"""Kernels: what the engine computes beside the model's own modules, behind one small contract.
+
+`choose` picks a back end by name and device, and imports it only then. A back end is a module; `Kernels` below says
+what it holds. `reference` (torch only) is always there and is the definition of right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Where a step's rows lie in the packed query, and in the KV cache. Host arrays: their sizes cost no wait."""
+
+    query_starts: IntArray
+    """[rows + 1]: row `i` has the packed tokens `query_starts[i] ... query_starts[i + 1] - 1`; at least one."""
+    context_lens: IntArray
+    """[rows]: the keys a row's last token sees, its own included. A row's tokens are the last ones of its context."""
+    block_tables: IntArray
+    """[rows, most blocks]: the blocks of a row's context, in order; what lies behind them is never read."""
+    block_size: int
+    """Tokens in one block. The slot of a position is `block_table[position // block_size] * block_size + the rest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How one layer attends. The order: scale, soft-cap, mask (causality and window), sinks, softmax."""
+
+    scale: float
+    """Factor on query . key."""
+    window: int | None = None
+    """A token sees this many last tokens, itself included; None: all before it."""
+    softcap: float | None = None
+    """Scores become `softcap * tanh(scores / softcap)`."""
+    sinks: Tensor | None = None
+    """[num_heads]: a score for each head that takes its share of the softmax and adds nothing to the output."""
+
+
+class Kernels(Protocol):
+    """The contract of a back end. T: tokens in the step; H query heads, G key heads (H a multiple of G).
+
+    Tensors have the model's dtype and lie on its device, unless it says otherwise; caches are those of `KVStorage`:
+    k_cache [num_blocks, block_size, G, key_dim], v_cache [num_blocks, block_size, G, value_dim]. Nothing here waits
+    for the device.
+    """
+
+    NAME: str
+
+    def plan_attention(self, rows: PackedRows, windows: Collection[int | None], device: torch.device) -> Any:
+        """What `paged_attention` needs to know about a step, prepared once for all layers.
+
+        `windows` are those of the model's layers. What comes back is the back end's own.
+        """
+
+    def write_kv(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        """Store key [T, G, key_dim] and value [T, G, value_dim] at `slots` (int64 [T], no two alike)."""
+
+    def paged_attention(
+        self, query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, options: AttentionOptions
+    ) -> Tensor:
+        """Causal attention of query [T, H, key_dim] to the caches; returns [T, H, value_dim].
+
+        The step's own keys and values are in the caches already. Sums are in float32. A row's result depends on its
+        neighbours by rounding at most, and never on slots that are not of its context: those may hold anything.
+        """
+
+
+def choose(name: str, device: torch.device) -> Kernels:
+    """The back end `name` says; `auto`: the fastest that runs on `device`."""
+    from engine.kernels import reference
+
+    assert name in ("auto", reference.NAME), f"no kernels named {name}"
+    return cast(Kernels, reference)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A host array on `device`, without waiting for what the device still computes.
+
+    On the CPU the tensor shares the array's memory: do not write to either.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
