@@ -15,7 +15,7 @@ ERROR = "error"
 
 REJECTIONS = (
     *("context_length_exceeded", "invalid_api_key", "invalid_json", "invalid_value", "model_not_found"),
-    *("overloaded", "request_too_large", "unsupported_parameter"),
+    *("overloaded", "request_too_large", "unavailable", "unsupported_parameter"),
 )
 """Error codes that are published from the start: a series that appears with its first count shows no rise."""
 

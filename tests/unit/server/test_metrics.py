@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from engine.errors import EngineError
 from engine.messages import Failed, StepReport
 from engine.request import FinishReason
+from server.errors import STATUS_TABLE
 from server.metrics import Metrics, describe_metrics
 from server.metrics.bounds import request_tokens
 from server.metrics.distribution import Distribution
@@ -211,6 +212,11 @@ def test_rejections_are_counted_by_reason() -> None:
     metrics.rejected("model_not_found")
     metrics.rejected("model_not_found")
     assert value(metrics, "chairlift_requests_rejected_total", reason="model_not_found") == 2
+
+
+def test_every_status_that_refuses_is_published_from_the_start() -> None:
+    codes = {row.code for row in STATUS_TABLE.values() if row.status != 500}
+    assert codes <= set(REJECTIONS)
 
 
 def test_reasons_cannot_grow_without_bound() -> None:
