@@ -1,4 +1,4 @@
-"""What the commands say to the person who runs them, on stderr: errors, warnings, and the progress of long work."""
+"""What the commands say to the person who runs them: errors, warnings, tables, and the progress of long work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from engine.progress import Progress
 
 
@@ -33,6 +35,13 @@ def warn(messages: Iterable[str]) -> None:
     """Say what may be a mistake, a line each."""
     for message in messages:
         say(f"chairlift: warning: {message}")
+
+
+def print_table(table: Table) -> None:
+    """Print a table to stdout; into a pipe or a file without breaking its lines."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
 
 
 @contextmanager

@@ -52,12 +52,16 @@ def download_from_hub(model: str, revision: str | None, progress: Progress | Non
             f"{model} has no revision {revision}", setting="revision", hint="a branch, a tag or a commit"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"{model} is not on this machine, and the Hugging Face hub cannot be reached", setting="model", hint=hint
-        ) from error
+        reason = _reason(error.__cause__ or error)
+        message = f"{model} is not on this machine, and the Hugging Face hub did not give it: {reason}"
+        raise ModelError(message, setting="model", hint=hint) from error
     except Exception as error:  # the HTTP client's errors (which client depends on the hub's version), a full disk
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"cannot download {model}: {reason}", setting="model", hint=hint) from error
+        raise ModelError(f"cannot download {model}: {_reason(error)}", setting="model", hint=hint) from error
+
+
+def _reason(error: BaseException) -> str:
+    """An error in a line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _bar_to(progress: Progress | None, stage: str) -> type[Any]:

@@ -10,7 +10,7 @@ from cyclopts import App
 from config.describe import Setting, describe
 from config.load import Loaded, SettingsLoader
 from engine.machine import format_bytes
-from server.terminal import warn
+from server.terminal import print_table, warn
 
 
 def register(app: App, loader: SettingsLoader) -> None:
@@ -43,7 +43,6 @@ def show(loaded: Loaded, *, json: bool = False) -> int:
 
 
 def _print_table(loaded: Loaded) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("setting", "value", "origin", box=None, pad_edge=False, header_style="bold")
@@ -55,7 +54,7 @@ def _print_table(loaded: Loaded) -> None:
         origin = loaded.origins[setting.name]
         style = "dim" if origin == "default" else ""
         table.add_row(setting.name, _text(setting, _shown(setting, loaded)), origin, style=style)
-    Console(soft_wrap=True).print(table)
+    print_table(table)
 
 
 def _shown(setting: Setting, loaded: Loaded) -> Any:

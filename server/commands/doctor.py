@@ -17,7 +17,7 @@ from cyclopts import App
 
 from config.load import Loaded, SettingsLoader
 from config.schema import Settings
-from server.terminal import warn
+from server.terminal import print_table, warn
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -76,7 +76,6 @@ def _run(check: Check, settings: Settings) -> Iterator[Finding]:
 
 
 def _print_table(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -84,7 +83,7 @@ def _print_table(findings: list[Finding]) -> None:
     for finding in findings:
         text = finding.found + (f"\n[{styles[finding.status]}]-> {finding.advice}[/]" if finding.advice else "")
         table.add_row(f"[{styles[finding.status]}]{finding.status}[/]", finding.check, text)
-    Console().print(table)
+    print_table(table)
 
 
 def _check_python(_: Settings) -> Iterator[Finding]:
@@ -189,9 +188,16 @@ def _check_port(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_model(settings: Settings) -> Iterator[Finding]:
-    from engine.model.resolve import PACKAGED_MODELS, cached_model
+    from engine.errors import ModelError
+    from engine.model.resolve import PACKAGED_MODELS, cached_model, resolve_model
 
     model = settings.engine.model
+    if Path(model.model).expanduser().is_dir():
+        try:
+            yield Finding("model", "ok", str(resolve_model(model.model)))
+        except ModelError as error:
+            yield Finding("model", "fail", str(error), error.hint or "give a directory with a model, see --model")
+        return
     if model.model in PACKAGED_MODELS:
         path = cached_model(model.model, model.cache_dir)
         if path is not None:
