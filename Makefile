@@ -58,7 +58,7 @@ $(VENV)/.test: $(VENV)/.serve
 	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-$(VENV)/.serve: pyproject.toml constraints.txt $(wildcard setup.py engine/kernels/cpu/*.[ch]) | $(BIN)/pip
+$(VENV)/.serve: pyproject.toml constraints.txt $(wildcard setup.py engine/kernels/cpu/csrc/*.[ch]) | $(BIN)/pip
 	@echo "installing chairlift into $(VENV); the first time takes some minutes ..."
 	@$(INSTALL) --upgrade pip setuptools
 	@$(install_cpu_torch)
