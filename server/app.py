@@ -1,0 +1,81 @@
+"""The application: routes, what stands around them, and its life. The engine is an argument, so tests pass a fake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from config.schema import Settings
+from engine.client import AsyncEngine
+from server import __version__
+from server.auth import RequireKey, load_keys
+from server.errors import routing_error
+from server.metrics import CountResponses, Metrics
+from server.metrics import router as metrics_router
+from server.middleware import ErrorEnvelope, LimitBody, RequestId
+from server.openapi import openapi_of
+from server.routes import chat, completions, models, status
+from server.serving import Serving
+
+_DESCRIPTION = "OpenAI-compatible routes to one language model. Errors have one shape everywhere: `ErrorEnvelope`."
+
+
+def create_app(settings: Settings, engine: AsyncEngine, metrics: Metrics | None = None) -> FastAPI:
+    """The application that serves `engine`, which has loaded and stays the caller's to close.
+
+    Raises ConfigError for API keys that cannot be read. Call it on the event loop that the engine was started on.
+    """
+    keys = load_keys(settings.server)
+    if metrics is None:
+        metrics = Metrics(
+            engine,
+            vllm_names=settings.server.vllm_metrics,
+            prefix_caching=settings.engine.cache.prefix_caching,
+        )
+    engine.add_observer(metrics.on_report)
+    serving = Serving.make(settings, engine)
+    app = FastAPI(
+        title="Chairlift",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=_lifespan_of(metrics),
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: _on_routing_error},
+    )
+    for make_router in (completions.router, chat.router, models.router, status.router):
+        app.include_router(make_router(serving))
+    app.include_router(metrics_router(metrics), tags=["Status"])
+    app.openapi = openapi_of(app, needs_key=bool(keys))  # type: ignore[method-assign]
+    # Each goes around those before it: see `middleware` for the order that this makes.
+    app.add_middleware(LimitBody)
+    if keys:
+        app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(ErrorEnvelope, on_refused=metrics.rejected)
+    app.add_middleware(RequestId)
+    app.add_middleware(CountResponses, metrics=metrics)
+    return app
+
+
+def _lifespan_of(metrics: Metrics) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(metrics.watch_event_loop())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+    return lifespan
+
+
+async def _on_routing_error(request: Request, error: Exception) -> Response:
+    """For what the router raises; all other errors go up to ErrorEnvelope."""
+    assert isinstance(error, HTTPException)
+    return routing_error(error, request.method, request.url.path).response()

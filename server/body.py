@@ -1,0 +1,100 @@
+"""A request's body: bytes -> JSON -> a model of `server.protocol`. Every way in which that fails is a RequestError.
+
+Bodies are read as JSON whatever their Content-Type says, as `curl -d` leaves it at that of a form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from engine.errors import RequestError
+from server.protocol.base import ApiModel
+from server.unsupported import refuse_unsupported
+
+_Model = TypeVar("_Model", bound=ApiModel)
+
+
+async def read_body(request: Request, model: type[_Model]) -> _Model:
+    """Read, parse and check the body. Raises RequestError, or BodyTooLarge or ClientDisconnect while reading."""
+    body = parse_object(await request.body())
+    refuse_unsupported(body)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise explain(error) from None  # it holds the values, and so the prompt
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object; not NaN or Infinity, lone surrogates, or bytes that are not UTF-8, which strict JSON has not."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, got {_json_type(value)}", code="invalid_json")
+    return value
+
+
+def explain(error: ValidationError) -> RequestError:
+    """The first thing that is wrong, with its field's name and what would be right."""
+    details = error.errors(include_url=False)[0]
+    name = _field_name(details["loc"])
+    if details["type"] == "value_error":  # one of our own validators, which name the field themselves
+        message = str(details["ctx"]["error"])
+    elif details["type"] == "missing":
+        message = f"{name} is required"
+    else:
+        message = f"{name} must be {_expected(details)}, got {_shown(details['input'])}"
+    return RequestError(message, param=name, code="invalid_value")
+
+
+def _field_name(loc: tuple[int | str, ...]) -> str:
+    """`messages[0].content`, say."""
+    name = ""
+    for part in loc:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name
+
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "none_required": "null (it is not supported)",
+}
+
+
+_EXPECTED_LISTS = {"stop": "a string or an array of strings", "content": "a string or an array of text parts"}
+"""Lists that may be sent as one string."""
+
+
+def _expected(details: ErrorDetails) -> str:
+    if details["type"] == "literal_error":
+        return str(details["ctx"]["expected"]).replace("False", "false")
+    if details["type"] == "list_type" and details["loc"][-1] in _EXPECTED_LISTS:
+        return _EXPECTED_LISTS[str(details["loc"][-1])]
+    return _EXPECTED.get(details["type"], f"right: {details['msg']}")
+
+
+def _shown(value: Any) -> str:
+    """A value, if it is a word; else what kind it is, since it may be long."""
+    return f'"{value}"' if isinstance(value, str) and 0 < len(value) <= 24 else _json_type(value)
+
+
+def _json_type(value: Any) -> str:
+    """A value's type, in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    names = {int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
+    return names[type(value)]

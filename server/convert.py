@@ -1,0 +1,174 @@
+"""API model -> what the engine is asked for. The one home of defaults, and of refusals that need to know the model.
+
+    CompletionRequest, ChatCompletionRequest --Converter--> Work: prompts as token ids, SamplingParams, in choice order
+
+Knows no HTTP and no JSON. Everything that can be wrong with a request is found here, before anything is queued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from engine.client import AsyncEngine
+from engine.errors import RequestError
+from engine.params import SamplingParams
+from server import limits
+from server.chat.messages import to_template
+from server.errors import ModelNotFound
+from server.prompts import PromptEncoder
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.generation import GenerationRequest
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of /v1/completions where it is left out, as OpenAI has it. Chat goes on up to the context length."""
+
+TEMPLATE_SWITCHES = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"})
+"""What clients may set in `chat_template_kwargs`: switches that known templates have, none of its other inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request to the engine: one choice."""
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one API request asks of the engine."""
+
+    generations: tuple[Generation, ...]
+    """In choice order: choice j of prompt i is number `i * n + j`."""
+    n: int
+    """Choices for each prompt."""
+    priority: int
+    cache_salt: str
+
+
+class Converter:
+    """Converts requests for one engine. Event loop only."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._encoder = PromptEncoder(engine.tokenizer, max_model_len=engine.info.max_model_len)
+
+    async def completion(self, body: CompletionRequest) -> Work:
+        """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
+        n = self._check(body, num_prompts=len(body.prompt))
+        params = _sampling_params(body, _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS))
+        add_special_tokens = _given(body.add_special_tokens, True)
+        prompts: list[Sequence[int]] = []
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                prompts.append(await self._encoder.encode(prompt, add_special_tokens=add_special_tokens))
+            else:
+                prompts.append(prompt)
+        return self._work(body, prompts, params, n)
+
+    async def chat(self, body: ChatCompletionRequest) -> Work:
+        """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
+        n = self._check(body, num_prompts=1)
+        names = {"prompt": "messages"}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        with _renamed(names):
+            params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens))
+            prompt = await self._encoder.encode_chat(
+                to_template(body.messages),
+                template_kwargs=_template_switches(body.chat_template_kwargs or {}),
+                add_special_tokens=_given(body.add_special_tokens, False),
+            )
+            return self._work(body, [prompt], params, n)
+
+    def _check(self, body: GenerationRequest, *, num_prompts: int) -> int:
+        """Refuse what can be refused without the prompt's tokens. Returns `n`."""
+        served = self._engine.info.name
+        if body.model is not None and body.model != served:
+            raise ModelNotFound(f"the model {body.model!r} is not served here: {served!r} is", param="model")
+        if body.stream_options is not None and not body.stream:
+            raise _invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
+        if len(body.cache_salt or "") > limits.MAX_CACHE_SALT_LEN:
+            raise _invalid("cache_salt", f"cache_salt may have {limits.MAX_CACHE_SALT_LEN} characters at most")
+        n = _given(body.n, 1)
+        if not 1 <= n <= limits.MAX_N:
+            raise _invalid("n", f"n must be from 1 to {limits.MAX_N}, got {n}")
+        if n * num_prompts > limits.MAX_CHOICES:
+            what = f"{num_prompts} prompts with n = {n} make {n * num_prompts} choices"
+            raise _invalid("prompt", f"{what}: one request may have {limits.MAX_CHOICES}")
+        return n
+
+    def _work(self, body: GenerationRequest, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int) -> Work:
+        for prompt in prompts:
+            self._engine.check(prompt, params)
+        choices = [replace(params, seed=_choice_seed(params.seed, j)) for j in range(n)]
+        generations = tuple(Generation(prompt, choice) for prompt in prompts for choice in choices)
+        return Work(generations, n, priority=_given(body.priority, 0), cache_salt=body.cache_salt or "")
+
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+"""Fields that SamplingParams has under the same name, with the API's default."""
+
+
+def _sampling_params(body: GenerationRequest, max_tokens: int | None) -> SamplingParams:
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    return SamplingParams(
+        max_tokens=max_tokens, stop=tuple(body.stop or ()), stop_token_ids=tuple(body.stop_token_ids or ()), **given
+    )
+
+
+def _choice_seed(seed: int | None, choice: int) -> int | None:
+    """Choice 0 has the seed itself, so that it is what a request for one choice gets; the others have their own."""
+    if seed is None or choice == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed % 2**64}/{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _template_switches(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`chat_template_kwargs`, if they are switches and nothing that reaches into the template's other inputs."""
+    for name, value in given.items():
+        if name not in TEMPLATE_SWITCHES:
+            allowed = ", ".join(sorted(TEMPLATE_SWITCHES))
+            raise _invalid("chat_template_kwargs", f"chat_template_kwargs may have {allowed}, got {name[:64]!r}")
+        if not isinstance(value, str | int | float | None):  # bool is an int
+            raise _invalid("chat_template_kwargs", f"chat_template_kwargs.{name} must be a string, number or boolean")
+        if isinstance(value, str) and len(value) > limits.MAX_TEMPLATE_VALUE_LEN:
+            most = limits.MAX_TEMPLATE_VALUE_LEN
+            raise _invalid("chat_template_kwargs", f"chat_template_kwargs.{name} may have {most} characters at most")
+    return given
+
+
+_T = TypeVar("_T")
+
+
+def _given(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
+def _invalid(param: str, message: str) -> RequestError:
+    return RequestError(message, param=param, code="invalid_value")
+
+
+@contextmanager
+def _renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """The engine and the tokenizer know fields by one name; errors say the one that the client used."""
+    try:
+        yield
+    except RequestError as error:
+        param = names.get(error.param or "", error.param)
+        raise RequestError(str(error), param=param, code=error.code) from error

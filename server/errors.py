@@ -1,0 +1,137 @@
+"""Errors as clients see them: one table from what was raised to a status, one body for all of them.
+
+Whatever is raised while a request is answered ends here, by way of `middleware.ErrorEnvelope` before the first byte
+and of `sse.EventStream` after it. The text of an unforeseen error goes to the log, never to a client.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from engine.errors import EngineDead, EngineError, Overloaded, RequestError
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_DEAD_S = 5  # a supervisor starts the process anew
+
+
+class ServerRefusal(Exception):
+    """The server refuses a request, before the engine sees it. The subclass says which row of `STATUS_TABLE`."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class Unauthorized(ServerRefusal):
+    """No API key, or a wrong one."""
+
+
+class ModelNotFound(ServerRefusal):
+    """Another model was asked for than the one that is served."""
+
+
+class BodyTooLarge(ServerRefusal):
+    """The body is longer than the limit."""
+
+
+class Unavailable(ServerRefusal):
+    """The server cannot do its work now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one kind of error is answered."""
+
+    status: int
+    type: str
+    code: str | None
+    """Used where the error has no code of its own."""
+
+
+STATUS_TABLE: Mapping[type[Exception], Row] = {
+    RequestError: Row(400, "invalid_request_error", "invalid_value"),
+    Unauthorized: Row(401, "invalid_request_error", "invalid_api_key"),
+    ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
+    BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
+    Unavailable: Row(503, "service_unavailable", "unavailable"),
+    Overloaded: Row(503, "service_unavailable", "overloaded"),
+    EngineDead: Row(500, "server_error", "engine_dead"),
+    EngineError: Row(500, "server_error", "engine_error"),
+    Exception: Row(500, "server_error", "internal_error"),
+}
+"""The most derived class that fits counts. What the router raises (no such route, wrong method) is `routing_error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """An error, ready to be sent."""
+
+    status: int
+    message: str
+    type: str
+    code: str | None
+    param: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The envelope: `protocol.errors.ErrorEnvelope`."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def json(self) -> str:
+        """The envelope as one line."""
+        return json.dumps(self.body)
+
+    def response(self) -> Response:
+        """The envelope as a whole answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def to_api_error(error: Exception, *, request_id: str = "") -> ApiError:
+    """What a client is told of `error`. Logs those that nobody foresaw."""
+    kind = next(kind for kind in type(error).__mro__ if kind in STATUS_TABLE)
+    row = STATUS_TABLE[kind]
+    if kind is Exception:
+        logger.error("request %s failed", request_id, exc_info=error)
+        message = f"The server failed to answer this request. Its log says more, under request id {request_id}."
+        return ApiError(row.status, message, row.type, row.code)
+    return ApiError(
+        row.status,
+        str(error),
+        row.type,
+        getattr(error, "code", None) or row.code,
+        getattr(error, "param", None),
+        _headers(error),
+    )
+
+
+def routing_error(error: HTTPException, method: str, path: str) -> ApiError:
+    """What a client is told of an error that the router raised: no such route, or not with this method."""
+    message, code = error.detail, None
+    if error.status_code == 404:
+        message, code = f"There is no {method} {path}. The routes are described at /docs.", "unknown_url"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message, code = f"{method} {path} is not possible: use {allowed}.", "method_not_allowed"
+    return ApiError(error.status_code, message, "invalid_request_error", code, headers=error.headers)
+
+
+def _headers(error: Exception) -> dict[str, str] | None:
+    if isinstance(error, Overloaded):
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, EngineDead):
+        return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
+    return None

@@ -1,0 +1,21 @@
+"""Bounds on what one request may ask of the server. The engine has its own (`SamplingParams`, the context length)."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""Longest body. A body is held and parsed whole, and parsing one of this size takes a tenth of a second."""
+
+MAX_N = 128
+"""Most choices for one prompt, as OpenAI has it."""
+
+MAX_CHOICES = 1024
+"""Most choices in one answer: prompts times `n`. Each is a request to the engine."""
+
+MAX_CACHE_SALT_LEN = 1024
+"""Longest `cache_salt`, in characters. It is hashed with every block of the prompt."""
+
+MAX_TEMPLATE_VALUE_LEN = 1024
+"""Longest text given to a chat template's switch, in characters."""
+
+MAX_REQUEST_ID_LEN = 128
+"""Longest `X-Request-Id` that is taken over from a client, in characters."""

@@ -1,0 +1,96 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator
+
+from server.protocol.base import ApiModel
+from server.protocol.generation import FinishReason, GenerationRequest, Usage
+
+Prompt = str | list[int]
+
+
+def _as_prompts(value: Any) -> list[Prompt]:
+    """All forms of `prompt` as one: a list of prompts, each a text or token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("prompt must be a string, an array of strings, or token ids")
+    if not value:
+        raise ValueError("prompt is an empty array: it needs at least one text or token id")
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return [value]
+    if kinds == {list}:
+        for index, ids in enumerate(value):
+            if set(map(type, ids)) - {int}:
+                raise ValueError(f"prompt[{index}] must be an array of token ids, which are integers")
+        return value
+    if kinds != {str}:
+        raise ValueError("prompt must hold strings only, token ids only, or arrays of token ids only")
+    return value
+
+
+Prompts = Annotated[
+    list[Prompt],
+    PlainValidator(_as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """Text in, text on from there."""
+
+    prompt: Prompts
+    """A text, several, one prompt's token ids, or several prompts' token ids."""
+
+
+class CompletionChoice(ApiModel):
+    """One text. `index` is `i * n + j` for choice j of prompt i."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason
+    """`stop`: the model ended it, or a stop string or token did. `length`: `max_tokens` or the context is used up."""
+    stop_reason: str | int | None
+    """The stop string or token id that ended it."""
+
+
+class Completion(ApiModel):
+    """A full answer."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    """When, in seconds since 1970."""
+    model: str
+    system_fingerprint: str
+    """Changes with whatever may change the text: the build, the model, its number type, the kernels."""
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(ApiModel):
+    """New text of one choice."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason | None
+    """Null until the choice's last chunk."""
+    stop_reason: str | int | None = None
+
+
+class CompletionChunk(ApiModel):
+    """One event of a stream. The texts of a choice's chunks, joined, are the text of the full answer."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    """Empty in the chunk with the usage, the last one."""
+    usage: Usage | None = None

@@ -1,0 +1,193 @@
+"""Engine chunks -> API answers. One path: a full answer is the fold of the very deltas that a stream sends.
+
+    (index, Chunk) --_take--> Delta --+--> Answer.stream: a JSON text for each
+                                      +--> Answer.full: folded by choice, one JSON object
+
+A stream has a delta for each token of each client, so its JSON is put together from parts that are made once for each
+answer; only the text itself is quoted. What the two routes differ in is a Shape. Knows no HTTP, no framing, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.client import Chunk, Usage
+from server.choices import Chunks
+from server.convert import Work
+
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""Raw in JSON they are right, but line readers (`str.splitlines`, so httpx's `iter_lines`) break an event at them."""
+
+
+def quote(text: str) -> str:
+    """`text` as a JSON string on one line."""
+    quoted = _dump(text)
+    if not quoted.isascii():
+        for character, escape in _LINE_ENDS.items():
+            quoted = quoted.replace(character, escape)
+    return quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice has to say next."""
+
+    index: int
+    text: str
+    is_first: bool
+    finish_reason: str | None
+    """On the choice's last delta only."""
+    stop_reason: str | int | None
+
+
+class Shape(Protocol):
+    """What the two routes differ in."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def delta_json(self, delta: Delta) -> str:
+        """The member of a stream's choice that holds the text."""
+
+    def content(self, text: str) -> dict[str, Any]:
+        """The member of a full answer's choice that holds it."""
+
+
+class CompletionShape:
+    """/v1/completions."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def delta_json(self, delta: Delta) -> str:
+        """See Shape."""
+        return f'"text":{quote(delta.text)}'
+
+    def content(self, text: str) -> dict[str, Any]:
+        """See Shape."""
+        return {"text": text}
+
+
+class ChatShape:
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def delta_json(self, delta: Delta) -> str:
+        """See Shape."""
+        if delta.is_first:
+            return f'"delta":{{"role":"assistant","content":{quote(delta.text)}}}'
+        return f'"delta":{{"content":{quote(delta.text)}}}' if delta.text else '"delta":{}'
+
+    def content(self, text: str) -> dict[str, Any]:
+        """See Shape."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReports:
+    """Which token counts a stream carries."""
+
+    at_end: bool = False
+    in_every_chunk: bool = False
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A choice so far."""
+
+    has_begun: bool = False
+    usage: Usage | None = None
+    deltas: list[Delta] = field(default_factory=list)
+    """Kept for a full answer only."""
+
+
+class Answer:
+    """One answer, as a stream or in full: used once."""
+
+    def __init__(self, shape: Shape, work: Work, *, model: str, fingerprint: str) -> None:
+        self._shape = shape
+        self._n = work.n
+        self._num_prompt_tokens = sum(len(each.prompt_token_ids) for each in work.generations[:: work.n])
+        self._choices = [_Choice() for _ in work.generations]
+        self._common = {
+            "id": shape.id_prefix + secrets.token_hex(16),
+            "object": shape.object,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+
+    async def full(self, chunks: Chunks) -> dict[str, Any]:
+        """The whole answer, once all of it is there. Closes `chunks`."""
+        async with aclosing(chunks):
+            async for index, chunk in chunks:
+                if (delta := self._take(index, chunk)) is not None:
+                    self._choices[index].deltas.append(delta)
+        choices = [self._fold(choice.deltas) for choice in self._choices]
+        return {**self._common, "choices": choices, "usage": self._usage()}
+
+    async def stream(self, chunks: Chunks, reports: UsageReports) -> AsyncGenerator[str, None]:
+        """A JSON text for each delta, then one for the usage if it is asked for. Closes `chunks`."""
+        common = _dump({**self._common, "object": self._shape.chunk_object})[:-1]  # without the closing brace
+        ending = ',"usage":null}' if reports.at_end else "}"  # the null is OpenAI's
+        async with aclosing(chunks):
+            async for index, chunk in chunks:
+                if (delta := self._take(index, chunk)) is None:
+                    continue
+                if reports.in_every_chunk:
+                    ending = f',"usage":{_dump(self._usage())}}}'
+                yield f'{common},"choices":[{self._choice_json(delta)}]{ending}'
+        if reports.at_end:
+            yield f'{common},"choices":[],"usage":{_dump(self._usage())}}}'
+
+    def _take(self, index: int, chunk: Chunk) -> Delta | None:
+        """The delta that a chunk makes; None while the text of its tokens is held back."""
+        choice = self._choices[index]
+        choice.usage = chunk.usage
+        if not chunk.text and chunk.finish_reason is None:
+            return None
+        is_first, choice.has_begun = not choice.has_begun, True
+        finish_reason = None if chunk.finish_reason is None else chunk.finish_reason.value
+        return Delta(index, chunk.text, is_first, finish_reason, chunk.stop_reason)
+
+    def _choice_json(self, delta: Delta) -> str:
+        """A stream's choice."""
+        start = f'{{"index":{delta.index},{self._shape.delta_json(delta)},"logprobs":null,"finish_reason":'
+        if delta.finish_reason is None:
+            return start + "null}"
+        return f'{start}{_dump(delta.finish_reason)},"stop_reason":{_dump(delta.stop_reason)}}}'
+
+    def _fold(self, deltas: list[Delta]) -> dict[str, Any]:
+        """A full answer's choice."""
+        last = deltas[-1]
+        return {
+            "index": last.index,
+            **self._shape.content("".join([delta.text for delta in deltas])),
+            "logprobs": None,
+            "finish_reason": last.finish_reason,
+            "stop_reason": last.stop_reason,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """Token counts so far: each prompt once, by its first choice; the output of all choices."""
+        num_output = sum(choice.usage.num_output_tokens for choice in self._choices if choice.usage)
+        num_cached = sum(choice.usage.num_cached_tokens for choice in self._choices[:: self._n] if choice.usage)
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": num_output,
+            "total_tokens": self._num_prompt_tokens + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }

@@ -1,0 +1,33 @@
+"""The last steps of both completions routes: run the work, answer in full or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from server.choices import run_choices
+from server.convert import Work
+from server.disconnect import while_connected
+from server.protocol.generation import GenerationRequest, StreamOptions
+from server.render import Answer, Shape, UsageReports
+from server.serving import Serving
+from server.sse import event_stream
+
+
+async def answer(request: Request, serving: Serving, body: GenerationRequest, work: Work, shape: Shape) -> Response:
+    """Generate, and answer in the shape of the route. A client that leaves ends the generation."""
+    rendered = Answer(shape, work, model=serving.model, fingerprint=serving.fingerprint)
+    chunks = run_choices(serving.engine, work)
+    if body.stream:
+        return await event_stream(request, rendered.stream(chunks, _usage_reports(body.stream_options)))
+    full = asyncio.create_task(rendered.full(chunks))
+    await while_connected(request.receive, full)
+    return JSONResponse(full.result())
+
+
+def _usage_reports(options: StreamOptions | None) -> UsageReports:
+    if options is None or not options.include_usage:
+        return UsageReports()
+    return UsageReports(at_end=True, in_every_chunk=bool(options.continuous_usage_stats))

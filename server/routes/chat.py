@@ -1,0 +1,27 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from server.body import read_body
+from server.openapi import generation_docs
+from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from server.render import ChatShape
+from server.routes.answer import answer
+from server.serving import Serving
+
+
+def router(serving: Serving) -> APIRouter:
+    """The route."""
+    routes = APIRouter(tags=["Generation"])
+    shape = ChatShape()
+
+    @routes.post("/v1/chat/completions", **generation_docs(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer the last message of a conversation."""
+        body = await read_body(request, ChatCompletionRequest)
+        work = await serving.converter.chat(body)
+        return await answer(request, serving, body, work, shape)
+
+    return routes

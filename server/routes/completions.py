@@ -1,0 +1,27 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from server.body import read_body
+from server.openapi import generation_docs
+from server.protocol.completions import Completion, CompletionChunk, CompletionRequest
+from server.render import CompletionShape
+from server.routes.answer import answer
+from server.serving import Serving
+
+
+def router(serving: Serving) -> APIRouter:
+    """The route."""
+    routes = APIRouter(tags=["Generation"])
+    shape = CompletionShape()
+
+    @routes.post("/v1/completions", **generation_docs(CompletionRequest, Completion, CompletionChunk))
+    async def create_completion(request: Request) -> Response:
+        """Go on from a text."""
+        body = await read_body(request, CompletionRequest)
+        work = await serving.converter.completion(body)
+        return await answer(request, serving, body, work, shape)
+
+    return routes

@@ -1,0 +1,59 @@
+"""GET /, /live, /ready, /health, /version. None of them waits for the engine."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from server import __version__
+from server.errors import Unavailable
+from server.openapi import ERROR_RESPONSES
+from server.protocol.status import Status, Version, Welcome
+from server.serving import Serving
+
+
+def router(serving: Serving) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["Status"], responses=ERROR_RESPONSES)
+
+    @routes.get("/live")
+    async def live() -> Status:
+        """The process is up."""
+        return Status()
+
+    @routes.get("/health")
+    async def health() -> Status:
+        """The engine computes. 503 once it has ended."""
+        _check_alive(serving)
+        return Status()
+
+    @routes.get("/ready")
+    async def ready() -> Status:
+        """Requests are taken. 503 while the model loads (`server.gate` says so then) and once the engine has ended."""
+        _check_alive(serving)
+        return Status()
+
+    @routes.get("/version")
+    async def version() -> Version:
+        """What runs here."""
+        info = serving.engine.info
+        return Version(
+            version=__version__,
+            model=info.name,
+            dtype=info.dtype,
+            device=info.device,
+            kernels=info.kernels,
+            torch=serving.torch_version,
+            transformers=serving.transformers_version,
+        )
+
+    @routes.get("/")
+    async def welcome() -> Welcome:
+        """For those who open the server's address."""
+        return Welcome(version=__version__, model=serving.model)
+
+    return routes
+
+
+def _check_alive(serving: Serving) -> None:
+    if (dead := serving.engine.dead) is not None:
+        raise Unavailable(f"the engine has ended: {dead}")

@@ -1,0 +1,61 @@
+"""What the routes serve from: one engine, and what is made once for it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+
+from config.schema import Settings
+from engine.client import AsyncEngine
+from server import __version__
+from server.convert import Converter
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the routes serve from. Event loop only."""
+
+    engine: AsyncEngine
+    root: str
+    """The model as the operator named it."""
+    converter: Converter
+    fingerprint: str
+    """Changes with whatever may change the text that a prompt and a seed give."""
+    torch_version: str
+    transformers_version: str
+    started_s: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
+
+    @classmethod
+    def make(cls, settings: Settings, engine: AsyncEngine) -> Serving:
+        """Serve `engine`, which has loaded."""
+        root = settings.engine.model.model
+        info = engine.info
+        torch, transformers = _version("torch"), _version("transformers")
+        parts = (
+            __version__,
+            root,
+            settings.engine.model.revision,
+            info.dtype,
+            info.device,
+            info.kernels,
+            torch,
+            transformers,
+        )
+        fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
+        return cls(engine, root, Converter(engine), fingerprint, torch, transformers)
+
+    @property
+    def model(self) -> str:
+        """The model as clients name it."""
+        return self.engine.info.name
+
+
+def _version(package: str) -> str:
+    try:
+        return package_version(package)  # does not import it
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,106 @@
+"""Fields that clients know from OpenAI or vLLM and that are not built here yet: refused by name, never ignored.
+
+A value that asks for nothing (`presence_penalty: 0`, `tools: []`) is let through, since many clients send their whole
+set of defaults. To build a field: add it to the model in `server.protocol`, use it in `convert`, take it out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import RequestError
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    # Sampling
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "watermarking": (False,),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
+    # What is reported
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "echo": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_mm_kwargs": (True,),
+    "routed_experts_prompt_start": (0,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    # The shape of the output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),  # of no tools
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    # The prompt
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "chat_template": (),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "web_search_options": (),
+    # How it is served
+    "timeout_ms": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "metadata": ({},),
+    "moderation": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "request_id": (),
+    "session_id": (),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
+}
+"""Field -> the values, beside null, that ask for nothing."""
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for the first field of `body` that asks for something that is not there yet."""
+    for name, value in body.items():
+        if name not in UNSUPPORTED or value is None:
+            continue
+        if not any(_same(value, neutral) for neutral in UNSUPPORTED[name]):
+            raise RequestError(
+                f"{name} is not supported by this server: leave it out", param=name, code="unsupported_parameter"
+            )
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality as JSON has it: 0 is 0.0, but not false."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,0 +1,37 @@
+"""The application over a FakeEngine, in this process, and what streams look like from outside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import httpx
+
+from config.schema import EngineConfig, ModelConfig, ServerConfig, Settings
+from engine.client import AsyncEngine
+from server.app import create_app
+from server.metrics import Metrics
+from tests.factories_engine import FakeEngine
+
+
+def make_app(engine: FakeEngine, metrics: Metrics | None = None, **server: Any) -> Any:
+    """`server`: fields of ServerConfig."""
+    settings = Settings(engine=EngineConfig(model=ModelConfig(model="smollm2")), server=ServerConfig(**server))
+    return create_app(settings, cast(AsyncEngine, engine), metrics)
+
+
+def make_client(engine: FakeEngine | None = None, metrics: Metrics | None = None, **server: Any) -> httpx.AsyncClient:
+    """A client of the application. Streams come whole: what happens while they run is tested over sockets."""
+    app = make_app(engine or FakeEngine(), metrics, **server)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    """The JSON of each event of a stream, which must be well formed and end with [DONE] (left out)."""
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    *lines, end = response.text.split("\n\n")
+    assert end == ""
+    assert all(line.startswith(("data: ", ": ")) and "\n" not in line for line in lines), lines
+    data = [line.removeprefix("data: ") for line in lines if not line.startswith(":")]
+    assert data.pop() == "[DONE]"
+    return [json.loads(each) for each in data]

@@ -1,0 +1,194 @@
+"""API model -> Work: defaults, names, numbers and order."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from engine.client import AsyncEngine
+from engine.errors import EngineDead, RequestError
+from engine.params import SamplingParams
+from server.convert import Converter, Work
+from server.errors import ModelNotFound
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from tests.factories_engine import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+
+async def complete(engine: FakeEngine | None = None, **fields: Any) -> Work:
+    body = CompletionRequest.model_validate({"prompt": "hi"} | fields)
+    return await Converter(cast(AsyncEngine, engine or FakeEngine())).completion(body)
+
+
+async def chat(engine: FakeEngine | None = None, **fields: Any) -> Work:
+    body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
+    return await Converter(cast(AsyncEngine, engine or FakeEngine())).chat(body)
+
+
+def ids(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+async def test_defaults_of_completions() -> None:
+    work = await complete()
+    (generation,) = work.generations
+    assert list(generation.prompt_token_ids) == [2, *ids("hi")]
+    assert generation.params == SamplingParams(max_tokens=16)
+    assert (work.n, work.priority, work.cache_salt) == (1, 0, "")
+
+
+async def test_defaults_of_chat() -> None:
+    (generation,) = (await chat()).generations
+    assert list(generation.prompt_token_ids) == ids("<user>hi\n<assistant>")  # the template writes special tokens
+    assert generation.params == SamplingParams(max_tokens=None)
+
+
+async def test_every_sampling_field_arrives() -> None:
+    fields = {
+        "max_tokens": 7,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": -1,
+        "min_p": 0.1,
+        "seed": -3,
+        "stop_token_ids": [7],
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+    }
+    work = await complete(**fields, stop="x", priority=-2, cache_salt="s", add_special_tokens=False)
+    (generation,) = work.generations
+    assert generation.params == SamplingParams(**(fields | {"stop": ("x",), "stop_token_ids": (7,)}))  # type: ignore[arg-type]
+    assert list(generation.prompt_token_ids) == ids("hi")
+    assert (work.priority, work.cache_salt) == (-2, "s")
+
+
+async def test_chat_may_ask_for_special_tokens() -> None:
+    (generation,) = (await chat(add_special_tokens=True)).generations
+    assert generation.prompt_token_ids[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+    ],
+)
+async def test_max_completion_tokens_wins(fields: dict[str, int], max_tokens: int) -> None:
+    assert (await chat(**fields)).generations[0].params.max_tokens == max_tokens
+
+
+async def test_choices_are_in_prompt_order() -> None:
+    work = await complete(prompt=[[5], [6, 7]], n=2)
+    assert [list(each.prompt_token_ids) for each in work.generations] == [[5], [5], [6, 7], [6, 7]]
+    assert work.n == 2
+
+
+async def test_seeded_choices_differ_and_the_first_is_what_one_choice_gets() -> None:
+    work = await complete(prompt=["a", "b"], n=3, seed=42)
+    seeds = [each.params.seed for each in work.generations]
+    assert seeds[0] == 42
+    assert len(set(seeds[:3])) == 3
+    assert seeds[:3] == seeds[3:]  # each prompt gets what it gets alone
+    assert seeds == [each.params.seed for each in (await complete(prompt=["a", "b"], n=3, seed=42)).generations]
+    assert all(seed is not None and 0 <= seed < 2**64 for seed in seeds)
+
+
+async def test_choices_without_a_seed_are_left_to_the_engine() -> None:
+    assert {each.params.seed for each in (await complete(n=3)).generations} == {None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
+        ({"max_tokens": -1}, "max_tokens", "at least 1, got -1"),
+        ({"max_tokens": 62}, "max_tokens", "3 tokens and max_tokens is 62, together 65; the context length is 64"),
+        ({"max_tokens": 10**30}, "max_tokens", "the context length is 64"),
+        ({"temperature": -0.1}, "temperature", ">= 0"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"top_p": 1.1}, "top_p", "at most 1"),
+        ({"top_k": -2}, "top_k", "-1 for off"),
+        ({"min_p": 1.5}, "min_p", "from 0 to 1"),
+        ({"seed": 2**64}, "seed", "64-bit"),
+        ({"seed": -(2**63) - 1}, "seed", "64-bit"),
+        ({"stop": ""}, "stop", "not empty"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "token id -1"),
+        ({"stop_token_ids": [1 << 40]}, "stop_token_ids", "token id"),
+        ({"n": 0}, "n", "n must be from 1 to 128, got 0"),
+        ({"n": 129}, "n", "from 1 to 128, got 129"),
+        ({"n": 10**30}, "n", "from 1 to 128"),
+        ({"prompt": ["a"] * 9, "n": 128}, "prompt", "9 prompts with n = 128 make 1152 choices"),
+        ({"prompt": [[]]}, "prompt", "empty"),
+        ({"prompt": [-1]}, "prompt", "token id -1; this model's ids are 0 to 1114111"),
+        ({"prompt": [1 << 40]}, "prompt", "token id"),
+        ({"prompt": [[5], [5, 1 << 70]]}, "prompt", "token id"),
+        ({"prompt": [5] * 64}, "prompt", "the prompt has 64 tokens; the context length is 64"),
+        ({"prompt": "x" * 1000}, "prompt", "the prompt has 1001 tokens; the context length is 64"),
+        ({"prompt": "", "add_special_tokens": False}, "prompt", "empty"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
+        ({"cache_salt": "x" * 1025}, "cache_salt", "1024 characters"),
+    ],
+)
+async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        await complete(**fields)
+    assert caught.value.param == param
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "Conversation roles must alternate"),
+        ({"messages": [{"role": "user", "content": "x" * 99}]}, "messages", "the context length is 64"),
+        ({"max_tokens": 99}, "max_tokens", "the context length is 64"),
+        ({"max_completion_tokens": 99}, "max_completion_tokens", "the context length is 64"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "enable_thinking"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", "enable_thinking"),
+        ({"chat_template_kwargs": {"thinking": [1]}}, "chat_template_kwargs", "string, number or boolean"),
+        ({"chat_template_kwargs": {"date_string": "x" * 1025}}, "chat_template_kwargs", "1024 characters"),
+    ],
+)
+async def test_what_chat_refuses_names_the_clients_field(fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        await chat(**fields)
+    assert caught.value.param == param
+    assert says in str(caught.value)
+
+
+async def test_too_long_has_its_own_code() -> None:
+    with pytest.raises(RequestError) as caught:
+        await chat(max_tokens=99)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_switches_reach_the_template() -> None:
+    engine = FakeEngine()
+    await chat(engine, chat_template_kwargs={"enable_thinking": False, "date_string": "today"})
+    assert engine.tokenizer.chats[0][1] == {"enable_thinking": False, "date_string": "today"}
+
+
+async def test_only_the_served_model_is_found() -> None:
+    assert await complete(model="fake/model") == await complete(model=None)
+    with pytest.raises(ModelNotFound, match=r"'gpt-4' is not served here: 'fake/model' is"):
+        await complete(model="gpt-4")
+
+
+async def test_a_dead_engine_is_told_before_anything_is_queued() -> None:
+    engine = FakeEngine()
+    engine.dead = EngineDead("it broke")
+    with pytest.raises(EngineDead, match="it broke"):
+        await complete(engine)
+    assert engine.calls == []

@@ -1,0 +1,74 @@
+"""Long texts are encoded elsewhere, and far too long ones hardly at all."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from engine.errors import RequestError
+from engine.text.tokenizer import Tokenizer
+from server.prompts import LONG_CHAT_LEN, LONG_TEXT_LEN, PromptEncoder
+from tests.factories_engine import FakeTokenizer
+
+pytestmark = pytest.mark.anyio
+
+
+class WatchedTokenizer(FakeTokenizer):
+    """Knows where it was called, and with how much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self.lengths: list[int] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.get_ident())
+        self.lengths.append(len(text))
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+def make(max_model_len: int = 1_000_000) -> tuple[PromptEncoder, WatchedTokenizer]:
+    tokenizer = WatchedTokenizer()
+    return PromptEncoder(cast(Tokenizer, tokenizer), max_model_len=max_model_len), tokenizer
+
+
+async def test_a_short_text_is_encoded_here_a_long_one_is_not() -> None:
+    encoder, tokenizer = make()
+    await encoder.encode("x" * (LONG_TEXT_LEN - 1), add_special_tokens=True)
+    await encoder.encode("x" * LONG_TEXT_LEN, add_special_tokens=True)
+    here = threading.get_ident()
+    assert [thread == here for thread in tokenizer.threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_here"),
+    [
+        ([{"role": "user", "content": [{"text": "x"}]}], True),
+        ([{"role": "assistant"}], True),
+        ([{"role": "user", "content": [{"text": "x" * (LONG_TEXT_LEN // 2)}] * 2}], False),
+        ([{"role": "user", "content": [{"text": "x"}]}] * LONG_CHAT_LEN, False),
+    ],
+)
+async def test_a_chat_is_rendered_elsewhere_if_it_is_long(messages: list[dict[str, Any]], is_here: bool) -> None:
+    encoder, tokenizer = make()
+    await encoder.encode_chat(messages, template_kwargs={}, add_special_tokens=False)
+    assert [thread == threading.get_ident() for thread in tokenizer.threads] == [is_here]
+
+
+async def test_of_a_text_that_is_far_too_long_only_the_beginning_is_read() -> None:
+    encoder, tokenizer = make(max_model_len=1000)
+    with pytest.raises(RequestError, match="more than 16001 tokens; the context length is 1000") as caught:
+        await encoder.encode("x" * 10_000_000, add_special_tokens=True)
+    assert caught.value.code == "context_length_exceeded"
+    assert tokenizer.lengths == [16_000]
+
+
+async def test_a_long_text_of_few_tokens_is_read_whole() -> None:
+    class Sparing(WatchedTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return super().encode(text)[::100]
+
+    encoder = PromptEncoder(cast(Tokenizer, Sparing()), max_model_len=1000)
+    assert len(await encoder.encode("x" * 50_000, add_special_tokens=False)) == 501

@@ -1,0 +1,78 @@
+"""No field that clients know is accepted and ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from engine.errors import RequestError
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.unsupported import UNSUPPORTED, refuse_unsupported
+
+
+def fields_of(module: Any) -> set[str]:
+    return set(module.CompletionCreateParamsBase.__annotations__) | {"stream"}
+
+
+@pytest.mark.parametrize(
+    ("known", "model"),
+    [
+        (fields_of(completion_create_params), CompletionRequest),
+        (fields_of(chat_create_params), ChatCompletionRequest),
+    ],
+)
+def test_every_field_of_the_openai_sdk_is_honoured_or_refused(
+    known: set[str], model: type[CompletionRequest | ChatCompletionRequest]
+) -> None:
+    assert len(known) > 15
+    assert known - set(model.model_fields) - set(UNSUPPORTED) == set()
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
+def test_what_is_honoured_is_not_refused(model: type[CompletionRequest | ChatCompletionRequest]) -> None:
+    assert set(model.model_fields) & set(UNSUPPORTED) == set()
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_field_that_asks_for_something_is_refused_by_name(name: str) -> None:
+    with pytest.raises(RequestError, match=f"^{name} is not supported") as caught:
+        refuse_unsupported({"prompt": "hi", name: "something"})
+    assert caught.value.param == name
+    assert caught.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(("name", "neutral"), [(name, value) for name, row in UNSUPPORTED.items() for value in row])
+def test_a_value_that_asks_for_nothing_is_let_through(name: str, neutral: object) -> None:
+    refuse_unsupported({name: neutral})
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_null_asks_for_nothing(name: str) -> None:
+    refuse_unsupported({name: None})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"logprobs": 0},  # of completions: the chosen token's own
+        {"logprobs": True},
+        {"echo": 0},
+        {"presence_penalty": False},
+        {"presence_penalty": 0.1},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"best_of": 2},
+        {"modalities": ["text", "audio"]},
+    ],
+)
+def test_what_only_looks_like_nothing_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(RequestError):
+        refuse_unsupported(body)
+
+
+def test_numbers_are_compared_as_json_has_them() -> None:
+    refuse_unsupported({"presence_penalty": 0.0, "repetition_penalty": 1.0})
