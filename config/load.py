@@ -111,9 +111,6 @@ class SettingsLoader:
         if values.get("kv_cache_memory") is not None and values.get("kv_cache_tokens") is not None:
             told = " and ".join(f"{name} ({origins[name]})" for name in ("kv_cache_memory", "kv_cache_tokens"))
             raise SettingsError(f"{told} both set the size of the KV cache: leave one of them out")
-        if path := values.get("api_key_file"):
-            values["api_key"] = (*values["api_key"], *_read_keys(path, origins["api_key_file"]))
-            origins["api_key"] = f"file {path}"
         if "cache_dir" in values and values["cache_dir"] is None and (xdg := self._environ.get("XDG_CACHE_HOME")):
             values["cache_dir"] = str(Path(xdg) / "chairlift")
             origins["cache_dir"] = "environment XDG_CACHE_HOME"
@@ -186,19 +183,6 @@ def _has_gpu() -> bool:
         return present and not metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:
         return False
-
-
-def _read_keys(path: str, origin: str) -> list[str]:
-    """The keys in a key file: one a line; blank lines and lines that begin with # do not count."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SettingsError(f"api_key_file ({origin}): {path}: {reason}") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:  # going on would serve everybody
-        raise SettingsError(f"api_key_file ({origin}): {path} holds no key")
-    return keys
 
 
 def _origin(token: Token) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 
 from config.load import Loaded, SettingsLoader
-from config.schema import Settings
 from server import __version__
 from server.terminal import fail, say, show_progress, warn
 
@@ -26,25 +25,24 @@ def serve(loaded: Loaded) -> int:
     """Load a model and serve it over HTTP, until SIGTERM or Ctrl-C."""
     from engine.errors import ConfigError
     from server import daemon
+    from server.auth import load_keys
     from server.logs import configure_logging
 
     settings = loaded.settings
     configure_logging(settings.server.log_level)
     warn(loaded.warnings)
     try:
+        has_keys = bool(load_keys(settings.server))
         sock = daemon.bind(settings.server.host, settings.server.port)
-    except daemon.BindError as error:
-        fail(str(error), hint=error.hint)
-    if not settings.server.api_key and not _is_loopback(sock):
-        warn(["anybody who reaches this address may use the server: set --api-key-file or CHAIRLIFT_API_KEY"])
-    say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {_url(sock)}")
-    try:
-        return daemon.run(settings, sock, show_progress(), on_ready=lambda engine: say(banner(settings, sock, engine)))
-    except ConfigError as error:
+        if not has_keys and not _is_loopback(sock):
+            warn(["anybody who reaches this address may use the server: set --api-key-file or CHAIRLIFT_API_KEY"])
+        say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {_url(sock)}")
+        return daemon.run(settings, sock, show_progress(), lambda engine: say(banner(sock, engine, has_keys=has_keys)))
+    except (ConfigError, daemon.BindError) as error:
         fail(str(error), hint=error.hint)
 
 
-def banner(settings: Settings, sock: socket.socket, engine: AsyncEngine) -> str:
+def banner(sock: socket.socket, engine: AsyncEngine, *, has_keys: bool) -> str:
     """What is being served, and a command to try it with."""
     info = engine.info
     tokens = info.num_blocks * info.block_size
@@ -56,7 +54,7 @@ def banner(settings: Settings, sock: socket.socket, engine: AsyncEngine) -> str:
         f"  context   {info.max_model_len:,} tokens",
         f"  KV cache  {tokens:,} tokens, {tokens / info.max_model_len:.1f} requests of full length",
         "Try it:",
-        *_example(url, info.name, chat=engine.tokenizer.has_chat_template, key=bool(settings.server.api_key)),
+        *_example(url, info.name, chat=engine.tokenizer.has_chat_template, key=has_keys),
     ]
     return "\n".join(lines)
 

@@ -190,27 +190,11 @@ def test_what_kubernetes_sets_for_a_service_called_chairlift_does_no_harm() -> N
     assert warning.startswith("CHAIRLIFT_PORT=tcp://10.0.0.7:8000 is ignored")
 
 
-def test_keys_from_every_source(toml: Path, tmp_path: Path) -> None:
+def test_keys_from_every_source(toml: Path) -> None:
     assert load(["--api-key", "a", "--api-key", "b"], {}).settings.server.api_key == ("a", "b")
     assert load([], {"CHAIRLIFT_API_KEY": "a, b"}).settings.server.api_key == ("a", "b")
     toml.write_text("api_key = ['a', 'b']")
     assert load(["--config", str(toml)], {}).settings.server.api_key == ("a", "b")
-    keys = tmp_path / "keys"
-    keys.write_text("# who\n\n first \nsecond#not a comment\n")
-    loaded = load(["--api-key-file", str(keys)], {"CHAIRLIFT_API_KEY": "a"})
-    assert loaded.settings.server.api_key == ("a", "first", "second#not a comment")
-    assert loaded.origins["api_key"] == f"file {keys}"
-
-
-@pytest.mark.parametrize("content", [None, "", "# no key\n\n"])
-def test_a_key_file_without_keys_does_not_open_the_server(tmp_path: Path, content: str | None) -> None:
-    keys = tmp_path / "keys"
-    if content is not None:
-        keys.write_text(content)
-    reason = "No such file or directory" if content is None else "holds no key"
-    message = error(["--api-key-file", str(keys)])
-    assert message.startswith(f"api_key_file (command line): {keys}")
-    assert message.endswith(reason)
 
 
 def test_the_cache_follows_the_platforms_rule() -> None:
