@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from config.schema import Settings
+from config.schema import ModelConfig, Settings
 from server.gate import Gate
 from server.logs import quiet_transformers
 
@@ -136,6 +136,7 @@ class _Daemon:
     async def _load(self, progress: Progress) -> AsyncEngine:
         from engine.client import AsyncEngine
 
+        await asyncio.to_thread(_find_model, self._settings.engine.model, progress)
         progress("importing torch and transformers")
         await asyncio.to_thread(_import_libraries)
         return await AsyncEngine.start(self._settings.engine, progress)
@@ -165,6 +166,13 @@ class _Daemon:
         """Start to end the engine; every request that is still open fails then."""
         if self._closing is None and self._engine is not None:
             self._closing = asyncio.create_task(self._engine.close())
+
+
+def _find_model(config: ModelConfig, progress: Progress) -> None:
+    """Raise ModelError for a model that is not to be had, before the imports take their seconds; loading asks again."""
+    from engine.model.resolve import resolve_model
+
+    resolve_model(config.model, revision=config.revision, cache_dir=config.cache_dir, progress=progress)
 
 
 def _import_libraries() -> None:

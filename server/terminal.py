@@ -20,15 +20,11 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def fail(message: str, *, hint: str | None = None, status: int = 1) -> NoReturn:
-    """Say what is wrong in one line, and exit."""
-    say(error_line(message, hint))
+def fail(message: str, *, setting: str | None = None, hint: str | None = None, status: int = 1) -> NoReturn:
+    """Say in one line what is wrong, with which setting, and what would help; and exit."""
+    flag = f"--{setting.replace('_', '-')}: " if setting else ""
+    say(f"chairlift: {flag}{' '.join(message.split())}" + (f" ({hint})" if hint else ""))
     sys.exit(status)
-
-
-def error_line(message: str, hint: str | None = None) -> str:
-    """An error and what would help, in one line."""
-    return "chairlift: " + " ".join(message.split()) + (f" ({hint})" if hint else "")
 
 
 def warn(messages: Iterable[str]) -> None:

@@ -38,7 +38,9 @@ def serve(loaded: Loaded) -> int:
             warn(["anybody who reaches this address may use the server: set --api-key-file or CHAIRLIFT_API_KEY"])
         say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {_url(sock)}")
         return daemon.run(settings, sock, show_progress(), lambda engine: say(banner(sock, engine, has_keys=has_keys)))
-    except (ConfigError, daemon.BindError) as error:
+    except ConfigError as error:
+        fail(str(error), setting=error.setting, hint=error.hint)
+    except daemon.BindError as error:
         fail(str(error), hint=error.hint)
 
 

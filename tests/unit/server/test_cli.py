@@ -96,8 +96,16 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], message: str) -> No
 def test_a_key_file_without_keys_is_told_before_the_model_loads(tmp_path: Path) -> None:
     result = chairlift("serve", "--port", "0", "--api-key-file", str(tmp_path / "keys"))
     assert result.returncode == 1
-    assert result.stderr.startswith(f"chairlift: the API key file {tmp_path / 'keys'} cannot be read")
+    assert result.stderr.startswith(f"chairlift: --api-key-file: the API key file {tmp_path / 'keys'} cannot be read")
     assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_model_is_told_before_torch_is_imported() -> None:
+    result = chairlift("serve", "--port", "0", "--model", "./missing")
+    assert result.returncode == 1
+    [loads, error] = result.stderr.splitlines()
+    assert loads.startswith(f"Chairlift {__version__} loads ./missing")
+    assert error == "chairlift: --model: ./missing: no such file or directory"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Engine:
     async def start(cls, config, progress):
         progress("loading the model")
         if await asyncio.to_thread(sys.stdin.readline) == "fail\\n":
-            raise ConfigError("there is no room\\nfor it", hint="make some")
+            raise ConfigError("there is no room\\nfor it", setting="kv_cache_tokens", hint="make some")
         return cls()
 
 def create_app(settings, engine):
@@ -69,6 +69,7 @@ def create_app(settings, engine):
 engine.client.AsyncEngine = Engine
 sys.modules["server.app"] = types.ModuleType("server.app")
 sys.modules["server.app"].create_app = create_app
+daemon._find_model = lambda config, progress: None
 daemon._import_libraries = lambda: None
 cli.main(["serve", "--port", "0", *sys.argv[1:]])
 """
@@ -160,7 +161,7 @@ def test_a_model_that_cannot_be_served(start: type[Process]) -> None:
     process = start()
     process.read_until("loading the model")
     process.tell("fail")
-    assert process.end() == (1, "chairlift: there is no room for it (make some)\n")
+    assert process.end() == (1, "chairlift: --kv-cache-tokens: there is no room for it (make some)\n")
 
 
 def test_open_requests_may_finish_but_not_for_ever(start: type[Process]) -> None:
