@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet $(if $(CI),,--progress-bar on) --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format lock clean
+.PHONY: help serve test test-all lint format docs lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -36,6 +36,9 @@ lint: $(VENV)/.test ## check style, types and the direction of imports
 format: $(VENV)/.test ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.serve ## make the tables of README.md anew
+	$(BIN)/python -m server.docs README.md
 
 # A torch without a build in its version, and chairlift itself out: see the head of constraints.txt.
 lock: $(VENV)/.test ## take the newest versions that pyproject.toml allows (but for torch) into constraints.txt

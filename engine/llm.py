@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from config.schema import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from config.schema import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.core import ModelInfo, check_fit
 from engine.errors import RequestError
 from engine.messages import Abort, Event, StepReport, Submit
@@ -47,7 +47,7 @@ class LLMEngine:
     ConfigError when they cannot be honoured, TypeError for a name that is none of them.
     """
 
-    def __init__(self, model: str = ModelConfig.model, **settings: Any) -> None:
+    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
         from engine.build import build_engine  # brings torch and transformers
 
         self._core, self._tokenizer = build_engine(_make_config({"model": model, **settings}))
@@ -60,7 +60,7 @@ class LLMEngine:
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         show_progress: bool = True,
