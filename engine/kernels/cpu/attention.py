@@ -1,0 +1,144 @@
+"""The paged cache and attention over it, in C: `write_kv` and `paged_attention` of the contract.
+
+How keys and values lie in the cache is drawn at struct cl_write_kv in `csrc/kernels.h`. Results do not depend on the
+batch, bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels import AttentionOptions, IntArray, PackedRows
+from engine.kernels.cpu.library import Attention, Rows, WriteKV, kernel_table
+from engine.kernels.cpu.run import elements_per_pack, run
+
+RANGE = 512
+"""Tokens of context that one thread passes at a time when a row has one token (RANGE in `csrc/attention.inc.h`)."""
+MAX_HEAD_DIM = 512
+BLOCK_MULTIPLE = 16
+
+
+def empty_cache(
+    num_blocks: int, block_size: int, num_kv_heads: int, dims: tuple[int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """One layer's keys [num_blocks, G, key_dim / PK, block_size, PK] and values [num_blocks, G, block_size / PK,
+    value_dim, PK], holding anything. `dims`: key_dim (an odd one is rounded up to whole packs) and value_dim.
+    """
+    key_dim, value_dim = dims
+    assert block_size % BLOCK_MULTIPLE == 0, block_size
+    assert max(dims) <= MAX_HEAD_DIM, dims
+    pk = elements_per_pack(dtype)
+    keys = torch.empty(num_blocks, num_kv_heads, -(-key_dim // pk), block_size, pk, dtype=dtype)
+    width = -(-value_dim // 16) * 16
+    values = torch.empty(num_blocks, num_kv_heads, block_size // pk, width, pk, dtype=dtype)
+    return keys, values[..., :value_dim, :]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step's rows, as the kernels read them. Keeps alive what `rows` points to."""
+
+    rows: Rows
+    arrays: tuple[IntArray, ...]
+    num_split_ranges: int
+    """Ranges of the rows that have one token and more context than one range."""
+    ticket: IntArray
+    """[1], 0: how threads share out the work."""
+
+
+def plan_attention(packed: PackedRows, windows: Collection[int | None]) -> Plan:
+    """See `Kernels`."""
+    arrays = tuple(
+        np.ascontiguousarray(array, dtype=np.int64)
+        for array in (packed.query_starts, packed.context_lens, packed.block_tables)
+    )
+    starts, contexts, tables = arrays
+    ranges = -(-contexts // RANGE)
+    is_split = (np.diff(starts) == 1) & (ranges > 1)
+    rows = Rows(
+        num_rows=len(contexts),
+        block_size=packed.block_size,
+        query_starts=starts.ctypes.data,
+        context_lens=contexts.ctypes.data,
+        block_tables=tables.ctypes.data,
+        table_stride=tables.shape[1],
+        num_tokens=int(starts[-1]),
+    )
+    return Plan(rows, arrays, int(ranges[is_split].sum()), np.zeros(1, dtype=np.int64))
+
+
+def write_kv(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, variant: str | None = None
+) -> None:
+    """See `Kernels`."""
+    key, value = _dense_heads(key), _dense_heads(value)
+    num_tokens, num_kv_heads, key_dim = key.shape
+    count, slots_at = ctypes.c_int64(num_tokens), ctypes.c_void_p(slots.data_ptr())
+    args = WriteKV(
+        num_rows=ctypes.addressof(count),
+        k=key.data_ptr(),
+        k_stride=key.stride(0),
+        k_head_stride=key.stride(1),
+        v=value.data_ptr(),
+        v_stride=value.stride(0),
+        v_head_stride=value.stride(1),
+        k_cache=k_cache.data_ptr(),
+        v_cache=v_cache.data_ptr(),
+        slots=ctypes.addressof(slots_at),
+        num_kv_heads=num_kv_heads,
+        key_dim=key_dim,
+        value_dim=value.shape[2],
+        block_size=k_cache.shape[3],
+    )
+    run(kernel_table(key.dtype, variant).write_kv, args)
+
+
+def paged_attention(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, options: AttentionOptions, variant: str | None = None
+) -> Tensor:
+    """See `Kernels`."""
+    query = _dense_heads(query)
+    num_tokens, num_heads, key_dim = query.shape
+    value_dim = v_cache.shape[3]
+    output = query.new_empty(num_tokens, num_heads, value_dim)
+    sinks = None if options.sinks is None else options.sinks.float().contiguous()
+    workspace = torch.empty(workspace_size(plan.num_split_ranges, num_heads, value_dim), dtype=torch.float32)
+    workspace_at = ctypes.c_void_p(workspace.data_ptr())
+    args = Attention(
+        rows=ctypes.addressof(plan.rows),
+        q=query.data_ptr(),
+        q_stride=query.stride(0),
+        q_head_stride=query.stride(1),
+        out=output.data_ptr(),
+        out_stride=output.stride(0),
+        k_cache=k_cache.data_ptr(),
+        v_cache=v_cache.data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(),
+        num_heads=num_heads,
+        num_kv_heads=k_cache.shape[1],
+        key_dim=key_dim,
+        value_dim=value_dim,
+        window=options.window or 0,
+        scale=options.scale,
+        softcap=options.softcap or 0.0,
+        workspace=ctypes.addressof(workspace_at),
+        ticket=plan.ticket.ctypes.data,
+    )
+    run(kernel_table(query.dtype, variant).attention, args)
+    return output
+
+
+def workspace_size(num_split_ranges: int, num_heads: int, value_dim: int) -> int:
+    """Floats that attention needs to hold the ranges that are merged afterwards."""
+    return num_split_ranges * num_heads * (-(-value_dim // 16) * 16 + 2)
+
+
+def _dense_heads(tensor: Tensor) -> Tensor:
+    """[T, heads, dim] with the dims of a head side by side."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()

@@ -1,0 +1,28 @@
+// All kernels of one instruction set, for both element types. Included once by each of the files that name one.
+
+#include "simd.h"
+
+#define ELEM_BF16 0
+#include "elem.h"
+#include "linear.inc.h"
+#include "pointwise.inc.h"
+#include "attention.inc.h"
+#undef ELEM_BF16
+#define ELEM_BF16 1
+#include "elem.h"
+#include "linear.inc.h"
+#include "pointwise.inc.h"
+#include "attention.inc.h"
+
+#define BOTH(kernel) {PASTE(PASTE(kernel, f32), CL_VARIANT), PASTE(PASTE(kernel, bf16), CL_VARIANT)}
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+
+const struct cl_kernels PASTE(cl_kernels, CL_VARIANT) = {
+    .name = STRING(CL_VARIANT),
+    .linear = BOTH(linear),
+    .rms_norm = BOTH(rms_norm),
+    .act_and_mul = BOTH(act_and_mul),
+    .write_kv = BOTH(write_kv),
+    .attention = BOTH(attention),
+};

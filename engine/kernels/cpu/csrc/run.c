@@ -1,0 +1,116 @@
+// What Python calls: choose an instruction set, run a list of calls. The only file with OpenMP in it.
+
+#include <omp.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernels.h"
+
+void cl_barrier(void) {
+#pragma omp barrier
+}
+
+void cl_share(int64_t n, int part, int parts, int64_t *first, int64_t *last) {
+    *first = n * part / parts;
+    *last = n * (part + 1) / parts;
+}
+
+// Calls one after the other, each by all threads.
+void cl_run(const struct cl_call *calls, int64_t num_calls, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    {
+        const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        for (int64_t i = 0; i < num_calls; i++) {
+            calls[i].kernel(calls[i].args, thread, threads);
+#pragma omp barrier
+        }
+    }
+}
+
+// Linux lets a process use AMX's registers once it has asked.
+static int may_use_amx(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+static int has_amx_bf16(void) { // cpuid 7: edx bit 22 AMX-BF16, bit 24 AMX-TILE
+    unsigned eax = 7, ebx, ecx = 0, edx;
+    __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+    return (edx >> 22 & 1) && (edx >> 24 & 1);
+}
+
+// The kernels `name` says, or NULL if this processor does not have them.
+const struct cl_kernels *cl_choose(const char *name) {
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const int bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    const struct {
+        const struct cl_kernels *kernels;
+        int is_there;
+    } all[] = {
+        {&cl_kernels_amx, bf16 && has_amx_bf16() && may_use_amx()},
+        {&cl_kernels_avx512bf16, bf16},
+        {&cl_kernels_avx512, avx512},
+        {&cl_kernels_avx2, avx2},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].is_there && strcmp(name, all[i].kernels->name) == 0) return all[i].kernels;
+    return NULL;
+}
+
+// A matrix [rows, K], row-major, into its place in a packed weight (struct cl_linear). What is padding there must be
+// zero already. Row r becomes output `first + r`; or, of a gate or up matrix (`spread` 2), its strips become every other
+// strip of the packed one, from strip `offset` on.
+struct cl_pack {
+    const char *source;
+    char *packed;
+    int64_t rows, in_features, elem_bytes, pk, first, spread, offset, total_strips;
+};
+
+static void pack_units(const struct cl_pack *op, const char *from, char *to, int64_t block_stride) {
+    const int64_t bytes = op->elem_bytes * op->pk, units = op->in_features / op->pk; // a unit is PK k's
+#define UNITS(type)                                                                                                    \
+    for (int64_t i = 0; i < units; i++)                                                                                \
+        memcpy(to + i / 16 * block_stride + i % 16 * 16 * bytes, from + i * (int64_t)sizeof(type), sizeof(type));
+    switch (bytes) {
+    case 1:
+        UNITS(uint8_t) break;
+    case 2:
+        UNITS(uint16_t) break;
+    case 4:
+        UNITS(uint32_t) break;
+    }
+#undef UNITS
+    if (op->in_features % op->pk) // the odd k of a pair
+        memcpy(to + units / 16 * block_stride + units % 16 * 16 * bytes, from + units * bytes, (size_t)op->elem_bytes);
+}
+
+static void pack(const void *args, int thread, int num_threads) {
+    const struct cl_pack *op = args;
+    const int64_t unit = op->elem_bytes * op->pk, strip_block = 16 * 16 * unit;
+    const int64_t k_blocks = (op->in_features + 16 * op->pk - 1) / (16 * op->pk);
+    int64_t first, last;
+    cl_share(op->rows, thread, num_threads, &first, &last);
+    for (int64_t row = first; row < last; row++) {
+        const int64_t output = op->first + row, strip = output / 16 * op->spread + op->offset, group = strip / 4;
+        const int64_t left = op->total_strips - 4 * group, block_stride = (left < 4 ? left : 4) * strip_block;
+        char *to = op->packed + (group * 4 * k_blocks + strip % 4) * strip_block + output % 16 * unit;
+        pack_units(op, op->source + row * op->in_features * op->elem_bytes, to, block_stride);
+    }
+}
+
+void cl_pack_weight(const struct cl_pack *op, int num_threads) {
+    const struct cl_call call = {pack, op};
+    cl_run(&call, 1, num_threads);
+}
+
+// Ask for large pages under a large tensor, so that reading it does not miss the address cache every 4 KiB.
+void cl_use_large_pages(char *start, int64_t bytes) {
+    const uintptr_t page = 2 << 20, first = ((uintptr_t)start + page - 1) / page * page;
+    const uintptr_t last = ((uintptr_t)start + (uintptr_t)bytes) / page * page;
+    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
+}
