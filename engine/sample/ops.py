@@ -1,9 +1,9 @@
 """The sampler's arithmetic: pure functions on tensors, a row for each request, no row touching another.
 
 Two ideas carry the speed. A vocabulary is looked at in blocks of 64 tokens first (their masses, their maxima), so that
-what must be done in order (sums, searches) runs over a few hundred numbers instead of tens of thousands. And few rows
-need their whole vocabulary sorted: the 64 most likely tokens decide nearly always (`leaders`), and all of them are
-ranked (`ranking`) only where those do not.
+what must be done in order (sums, searches) runs over a few hundred numbers instead of tens of thousands. And hardly a
+row needs its whole vocabulary sorted (`ranking`): the 64 most likely tokens decide most rows (`leaders`, many rows at
+once), and a histogram says which tokens do in the others (`shortlist`, one row).
 
 The *ranking* of a row is: most probable first, equally probable ones by token id. Every filter keeps a prefix of it, so
 all filters together are one number, the length of the shortest prefix (`kept`).
@@ -30,6 +30,9 @@ NUM_LEADERS = 64
 """Tokens that `leaders` ranks."""
 
 _MAX_ID = 2**31 - 1
+_BUCKET_SHIFT = 20  # leaves the exponent and three bits: buckets an eighth of an octave wide
+_NUM_BUCKETS = 1 << (31 - _BUCKET_SHIFT)
+_MAX_SHORTLIST = 8192  # beyond it, sorting everything by radix is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ class Filters:
     min_p: Tensor
     """float32 [n], from 0 to 1; 0 keeps all."""
 
-    def select(self, rows: Tensor) -> Filters:
-        """The filters of these rows (int64 indices)."""
+    def select(self, rows: Tensor | slice) -> Filters:
+        """The filters of these rows (int64 indices, or a slice)."""
         return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
@@ -58,6 +61,8 @@ class Ranked:
     """int64 [n, w]."""
     cdf: Tensor
     """float64 [n, w]: the sum of `probs` up to and with each."""
+    complete: bool
+    """Whether all that top_k and min_p leave of each row is among them."""
 
 
 def pad_to_blocks(logits: Tensor) -> Tensor:
@@ -114,7 +119,27 @@ def leaders(probs: Tensor) -> Ranked:
     _, block = _largest(peaks, torch.arange(peaks.shape[-1], device=probs.device).expand_as(peaks))
     candidates = (block[..., None] * BLOCK + torch.arange(BLOCK, device=probs.device)).flatten(1)
     values, token_ids = _largest(probs.gather(1, candidates), candidates)
-    return Ranked(values, token_ids, values.cumsum(-1, dtype=torch.float64))
+    return _ranked(values, token_ids, complete=False)
+
+
+def shortlist(probs: Tensor, mass: Tensor, filters: Filters) -> Ranked:
+    """The start of one row's ranking (n is 1), just long enough for its filters to end in it. For the CPU."""
+    vocab_size = probs.shape[-1]
+    bucket = probs[0].view(torch.int32) >> _BUCKET_SHIFT  # monotone in the probability
+    lowest = 0
+    by_rank_or_ratio = bool(filters.top_k < vocab_size or filters.min_p > 0)
+    if filters.top_k < vocab_size:
+        lowest = _bucket_reaching(torch.bincount(bucket, minlength=_NUM_BUCKETS), int(filters.top_k))
+    elif not by_rank_or_ratio:
+        masses = torch.bincount(bucket, weights=probs[0].double(), minlength=_NUM_BUCKETS)
+        lowest = _bucket_reaching(masses, float(filters.top_p * mass))
+    chosen = (bucket >= lowest) & (probs[0] >= filters.min_p * probs.amax())
+    token_ids = chosen.nonzero()[:, 0]
+    if len(token_ids) > _MAX_SHORTLIST:
+        return ranking(probs)
+    order = probs[0, token_ids].sort(descending=True, stable=True).indices
+    token_ids = token_ids[order][None]
+    return _ranked(probs.gather(1, token_ids), token_ids, complete=by_rank_or_ratio)
 
 
 def ranking(probs: Tensor) -> Ranked:
@@ -126,8 +151,7 @@ def ranking(probs: Tensor) -> Ranked:
         order = torch.stack([row.sort(stable=True).indices for row in keys])
     else:
         order = keys.sort(dim=-1, stable=True).indices
-    values = probs.gather(1, order)
-    return Ranked(values, order, values.cumsum(-1, dtype=torch.float64))
+    return _ranked(probs.gather(1, order), order, complete=True)
 
 
 def kept(ranked: Ranked, mass: Tensor, vocab_size: int, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -139,7 +163,7 @@ def kept(ranked: Ranked, mass: Tensor, vocab_size: int, filters: Filters) -> tup
     width = ranked.probs.shape[-1]
     likely = ranked.probs >= filters.min_p[:, None] * ranked.probs[:, :1]
     left = torch.minimum(likely.sum(-1), filters.top_k).clamp(min=1)
-    ends_here = (left < width) | (filters.top_k <= width)
+    ends_here = (left < width) | (filters.top_k <= width) | ranked.complete
     mass_left = torch.where(ends_here, ranked.cdf.gather(1, left[:, None] - 1)[:, 0], mass)
     nucleus = torch.searchsorted(ranked.cdf, (filters.top_p * mass_left)[:, None])[:, 0] + 1
     only_top_p = (filters.top_k >= vocab_size) & (filters.min_p == 0)
@@ -152,6 +176,17 @@ def draw_ranked(ranked: Ranked, num_kept: Tensor, u: Tensor) -> Tensor:
     target = u[:, None] * ranked.cdf.gather(1, last)
     rank = torch.minimum(torch.searchsorted(ranked.cdf, target, right=True), last)
     return ranked.token_ids.gather(1, rank)[:, 0]
+
+
+def _ranked(probs: Tensor, token_ids: Tensor, *, complete: bool) -> Ranked:
+    return Ranked(probs, token_ids, probs.cumsum(-1, dtype=torch.float64), complete)
+
+
+def _bucket_reaching(buckets: Tensor, enough: float) -> int:
+    """The highest bucket that, with all above it, adds up to enough."""
+    from_the_top = buckets.flip(0).double().cumsum(0)
+    above = int(torch.searchsorted(from_the_top, torch.tensor(enough, dtype=torch.float64)).item())
+    return _NUM_BUCKETS - 1 - min(above, _NUM_BUCKETS - 1)
 
 
 def _largest(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,8 +66,7 @@ class Sampler:
                 continue
             where = torch.tensor(index, device=logits.device)
             part = logits if len(index) == len(rows) else logits[where]
-            part = ops.pad_to_blocks(part.to(torch.float32))
-            token_ids[where], usable[where] = choose(part, [rows[i] for i in index])
+            token_ids[where], usable[where] = choose(part.to(torch.float32), [rows[i] for i in index])
         return SampleOutput(token_ids.masked_fill(~usable, 0), ~usable)
 
 
@@ -77,19 +76,20 @@ def _params(row: PlanRow) -> SamplingParams:
 
 
 def _choose_greedy(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:
-    """float32 logits [n, v] -> token ids [n], usable [n]."""
-    return ops.greedy(logits)
+    """float32 logits [n, vocabulary] -> token ids [n], usable [n]."""
+    return ops.greedy(ops.pad_to_blocks(logits))
 
 
 def _choose_random(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:
-    """float32 logits [n, v] of rows with a temperature -> token ids [n], usable [n]."""
+    """float32 logits [n, vocabulary] of rows with a temperature -> token ids [n], usable [n]."""
+    filtered = [i for i, row in enumerate(rows) if _is_filtered(_params(row), vocab_size=logits.shape[-1])]
+    logits = ops.pad_to_blocks(logits)
     settings = _Settings.of(rows, vocab_size=logits.shape[-1], device=logits.device)
     probs = ops.probabilities(logits, settings.temperature)
     cdf = ops.block_cdf(probs)
     mass = cdf[:, -1]
     usable = mass.isfinite()
 
-    filtered = [i for i, row in enumerate(rows) if _is_filtered(_params(row))]
     if len(filtered) < len(rows):
         token_ids = ops.draw(probs, cdf, settings.u)
     else:
@@ -101,8 +101,8 @@ def _choose_random(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Ten
     return token_ids, usable
 
 
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+def _is_filtered(params: SamplingParams, *, vocab_size: int) -> bool:
+    return 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
 
 
 def _draw_filtered(probs: Tensor, mass: Tensor, filters: ops.Filters, u: Tensor) -> Tensor:
@@ -117,11 +117,11 @@ def _draw_filtered(probs: Tensor, mass: Tensor, filters: ops.Filters, u: Tensor)
     ranked = ops.leaders(probs)
     num_kept, known = ops.kept(ranked, mass, vocab_size, filters)
     token_ids = ops.draw_ranked(ranked, num_kept, u)
-    wide = (~known & mass.isfinite()).nonzero()[:, 0]
-    if len(wide):
-        ranked = ops.ranking(probs[wide])
-        num_kept, _ = ops.kept(ranked, mass[wide], vocab_size, filters.select(wide))
-        token_ids[wide] = ops.draw_ranked(ranked, num_kept, u[wide])
+    undecided: list[int] = (~known & mass.isfinite()).nonzero()[:, 0].tolist()
+    for one in (slice(i, i + 1) for i in undecided):
+        ranked = ops.shortlist(probs[one], mass[one], filters.select(one))
+        num_kept, _ = ops.kept(ranked, mass[one], vocab_size, filters.select(one))
+        token_ids[one] = ops.draw_ranked(ranked, num_kept, u[one])
     return token_ids
 
 

@@ -94,6 +94,37 @@ def test_leaders_are_the_first_of_the_ranking(vocab_size, ties, scale):
             assert torch.equal(getattr(leaders, name), getattr(ranked, name)[:, : ops.NUM_LEADERS]), name
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("vocab_size", [5000, 20_000])
+def test_a_shortlist_is_the_start_of_the_ranking_and_long_enough(vocab_size, ties, scale):
+    """Scale 0 with 20,000 tokens: too many of them for a short list."""
+    probs = make_probs(1, vocab_size, scale=scale, ties=ties)
+    width = probs.shape[1]
+    whole, mass = ops.ranking(probs), ops.block_cdf(probs)[:, -1]
+    for each in [(65, 1.0, 0.0), (500, 0.9, 0.0), (0, 0.6, 0.0), (0, 0.999, 0.0), (0, 1.0, 0.1), (900, 0.9, 0.01)]:
+        filters = make_filters(width, each)
+        listed = ops.shortlist(probs, mass, filters)
+        length = listed.probs.shape[1]
+        assert torch.equal(listed.token_ids, whole.token_ids[:, :length])
+        assert torch.equal(listed.cdf, whole.cdf[:, :length])
+        kept, known = ops.kept(listed, mass, width, filters)
+        assert known.tolist() == [True]
+        assert kept.tolist() == ops.kept(whole, mass, width, filters)[0].tolist()
+
+
+def test_a_shortlist_is_short():
+    """No longer than what is kept and its neighbours within an eighth."""
+    probs = make_probs(1, 20_000, scale=3.0)
+    mass = ops.block_cdf(probs)[:, -1]
+    for each in [(200, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.01)]:
+        filters = make_filters(probs.shape[1], each)
+        listed = ops.shortlist(probs, mass, filters)
+        kept, _ = ops.kept(listed, mass, probs.shape[1], filters)
+        last = listed.probs[0, kept[0] - 1]
+        assert listed.probs.min() >= last / 1.125
+
+
 # --- Filters ---
 
 # Ranked: tokens 2, 0, 3, 1, 4.
