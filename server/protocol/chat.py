@@ -66,6 +66,7 @@ class ChatCompletionRequest(GenerationRequest):
     """A conversation in, its next message out."""
 
     messages: list[ChatMessage]
+    """The conversation so far, in order."""
     max_completion_tokens: int | None = documented(minimum=1)
     """The newer name of `max_tokens`; wins if both are there."""
     chat_template_kwargs: dict[str, Any] | None = None
