@@ -1,8 +1,8 @@
 """GGUF files, unpacked once into the directory of safetensors, config and tokenizer that every later start loads.
 
-Transformers reads the file; two things it leaves to its caller are done here. Its GGUF reader fills parameters that the
-file lacks with random numbers and only warns, which is an error here; and it splits the text of some vocabularies
-otherwise than the model was trained with (see `_DIGIT_BY_DIGIT`), which costs quality without a word.
+Transformers reads the file; what it gets wrong without a word is put right here. Parameters that the file lacks get
+random numbers: that is an error. The text of some vocabularies is split otherwise than the model was trained with: see
+`_DIGIT_BY_DIGIT`. Some releases take the wrong tokens for the end of text and its like: see `_SPECIAL_TOKENS`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ CONVERTER_VERSION = 1
 _DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 """Values of `tokenizer.ggml.pre` whose vocabularies have each digit alone, then split as GPT-2 does (llama.cpp,
 `src/llama-vocab.cpp`). Transformers knows only the second half: without this "2024" would be one unknown piece."""
+
+_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""Transformers' and GGUF's names of the special tokens. Transformers 5.17 takes others than the file says."""
 
 
 def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -> None:
@@ -108,16 +111,20 @@ def _load_tokenizer(source: Path, header: GGUFReader) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    if _text(header, "tokenizer.ggml.model") == "gpt2" and _text(header, "tokenizer.ggml.pre") in _DIGIT_BY_DIGIT:
+    if _field(header, "tokenizer.ggml.model") == "gpt2" and _field(header, "tokenizer.ggml.pre") in _DIGIT_BY_DIGIT:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
+    for ours, theirs in _SPECIAL_TOKENS.items():
+        if (token_id := _field(header, f"tokenizer.ggml.{theirs}_token_id")) is not None:
+            setattr(tokenizer, f"{ours}_token", tokenizer.convert_ids_to_tokens(token_id))
+    tokenizer.clean_up_tokenization_spaces = False  # it would take spaces out of the model's text
     return tokenizer
 
 
-def _text(header: GGUFReader, name: str) -> str | None:
+def _field(header: GGUFReader, name: str) -> Any:
     field = header.get_field(name)
-    return None if field is None else str(field.contents())
+    return None if field is None else field.contents()
 
 
 @contextmanager
