@@ -55,21 +55,17 @@ def _bar() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = [
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    ]
+    stage, share = TextColumn("{task.description}"), TaskProgressColumn(text_format_no_percentage="")
+    columns = [SpinnerColumn(), stage, BarColumn(), share, TimeElapsedColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
 
         def report(stage: str, done: float | None = None) -> None:
-            if bar.tasks[0].description != stage:
-                bar.reset(task, description=stage, total=None)
+            if [task.description for task in bar.tasks] != [stage]:
+                for task_id in bar.task_ids:
+                    bar.remove_task(task_id)
+                bar.add_task(stage, total=None)  # the bar pulses until there is a share to show
             if done is not None:
-                bar.update(task, total=1.0, completed=done)
+                bar.update(bar.task_ids[0], total=1.0, completed=done)
 
         yield report
 
