@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-KernelBackend = Literal["auto", "reference"]
+KernelBackend = Literal["auto", "reference", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_MODEL = "smollm2"
@@ -48,6 +48,9 @@ class ModelConfig:
 
     kernels: KernelBackend = "auto"
     """Kernel back end. `auto`: the fastest one that this machine can run."""
+
+    fuse: bool = True
+    """With the `cpu` kernels: replace the model's layers by fused ones, each compared with the original first."""
 
     num_threads: int | None = field(default=None, metadata={"at_least": 1})
     """CPU threads the engine computes with. By default the cores this process may use."""

@@ -44,7 +44,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         config.model.model, revision=config.model.revision, cache_dir=config.model.cache_dir, progress=progress
     )
     tokenizer = Tokenizer.load(path)
-    loaded = load_model(path, config.model, progress)
+    loaded = load_model(path, config.model, progress, block_size=config.cache.block_size)
     capacity = _size_cache(config, loaded)
     max_model_len = _fit_context(config, loaded, capacity)
     storage = _allocate(loaded, capacity)
@@ -125,7 +125,8 @@ def _fit_context(config: EngineConfig, loaded: LoadedModel, capacity: KVCapacity
 
 
 def _allocate(loaded: LoadedModel, capacity: KVCapacity) -> KVStorage:
-    return KVStorage.allocate([layer.spec for layer in loaded.layers], capacity, loaded.dtype, loaded.device)
+    specs = [layer.spec for layer in loaded.layers]
+    return KVStorage.allocate(specs, capacity, loaded.dtype, loaded.device, loaded.kernels.empty_cache)
 
 
 def _token_bytes(loaded: LoadedModel) -> int:

@@ -6,6 +6,7 @@ what it holds. `reference` (torch only) is always there and is the definition of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -14,8 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 IntArray = NDArray[np.int64]
 
@@ -51,9 +56,8 @@ class AttentionOptions:
 class Kernels(Protocol):
     """The contract of a back end. T: tokens in the step; H query heads, G key heads (H a multiple of G).
 
-    Tensors have the model's dtype and lie on its device, unless it says otherwise; caches are those of `KVStorage`:
-    k_cache [num_blocks, block_size, G, key_dim], v_cache [num_blocks, block_size, G, value_dim]. Nothing here waits
-    for the device.
+    Tensors have the model's dtype and lie on its device, unless it says otherwise; caches are what `empty_cache` made,
+    and how keys and values lie in them is the back end's own business. Nothing here waits for the device.
     """
 
     NAME: str
@@ -63,6 +67,17 @@ class Kernels(Protocol):
 
         `windows` are those of the model's layers. What comes back is the back end's own.
         """
+
+    def empty_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        dims: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        """k_cache and v_cache of one layer, with anything in them. `dims`: key_dim and value_dim."""
 
     def write_kv(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
         """Store key [T, G, key_dim] and value [T, G, value_dim] at `slots` (int64 [T], no two alike)."""
@@ -77,11 +92,22 @@ class Kernels(Protocol):
         """
 
 
-def choose(name: str, device: torch.device) -> Kernels:
-    """The back end `name` says; `auto`: the fastest that runs on `device`."""
+def choose(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Kernels:
+    """The back end `name` says; `auto`: the fastest that runs here. Raises ConfigError when `name` cannot be had."""
     from engine.kernels import reference
 
-    assert name in ("auto", reference.NAME), f"no kernels named {name}"
+    if name == "cpu" and device.type != "cpu":
+        raise ConfigError(f"kernels is cpu, but the model is on {device}", setting="kernels", hint="use auto")
+    if name == "cpu":  # not yet: auto
+        from engine.kernels.cpu.back_end import CpuKernels
+        from engine.kernels.cpu.library import KernelsMissing
+
+        try:
+            return CpuKernels(dtype, block_size)
+        except KernelsMissing as reason:
+            if name == "cpu":
+                raise ConfigError(str(reason), setting="kernels", hint="use --kernels reference") from reason
+            logger.warning("using the reference kernels, which take several times as long: %s", reason)
     return cast(Kernels, reference)
 
 

@@ -60,6 +60,24 @@ def plan_attention(rows: PackedRows, windows: Collection[int | None], device: to
     }
 
 
+def empty_cache(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """See `Kernels`: [num_blocks, block_size, G, key_dim] and [num_blocks, block_size, G, value_dim].
+
+    On the CPU the system hands out the memory page by page, as blocks are first used.
+    """
+    shape = (num_blocks, block_size, num_kv_heads)
+    key_dim, value_dim = dims
+    keys = torch.empty(*shape, key_dim, dtype=dtype, device=device)
+    return keys, torch.empty(*shape, value_dim, dtype=dtype, device=device)
+
+
 def write_kv(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """See `Kernels`."""
     k_cache.flatten(0, 1).index_copy_(0, slots, key)

@@ -6,7 +6,7 @@ each layer. Which block belongs to whom is not known here (see `blocks` and `man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 from config.schema import CacheConfig
 from engine.errors import ConfigError
 from engine.machine import format_bytes
+
+EmptyCache = Callable[[int, int, int, tuple[int, int], torch.dtype, torch.device], tuple[Tensor, Tensor]]
+"""(num_blocks, block_size, num_kv_heads, (key_dim, value_dim), dtype, device) -> a layer's key and value tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +98,32 @@ class KVStorage:
     """One key and one value tensor for each layer, by layer index."""
 
     keys: tuple[Tensor, ...]
-    """[num_blocks, block_size, num_kv_heads, key_dim] each."""
     values: tuple[Tensor, ...]
-    """[num_blocks, block_size, num_kv_heads, value_dim] each."""
     block_size: int
 
     @classmethod
     def allocate(
-        cls, layers: Sequence[LayerSpec], capacity: KVCapacity, dtype: torch.dtype, device: torch.device
+        cls,
+        layers: Sequence[LayerSpec],
+        capacity: KVCapacity,
+        dtype: torch.dtype,
+        device: torch.device,
+        empty_cache: EmptyCache,
     ) -> KVStorage:
         """Tensors with anything in them: a slot is always written before it is read.
 
-        On the CPU the system hands out the memory page by page, as blocks are first used.
+        `empty_cache` is the kernels': how keys and values lie in a layer's tensors is their business.
         """
-
-        def empty(layer: LayerSpec, dim: int) -> Tensor:
-            shape = (capacity.num_blocks, capacity.block_size, layer.num_kv_heads, dim)
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        return cls(
-            keys=tuple(empty(layer, layer.key_dim) for layer in layers),
-            values=tuple(empty(layer, layer.value_dim) for layer in layers),
-            block_size=capacity.block_size,
-        )
+        caches = [
+            empty_cache(
+                capacity.num_blocks,
+                capacity.block_size,
+                layer.num_kv_heads,
+                (layer.key_dim, layer.value_dim),
+                dtype,
+                device,
+            )
+            for layer in layers
+        ]
+        keys, values = zip(*caches, strict=True)
+        return cls(keys=keys, values=values, block_size=capacity.block_size)

@@ -54,8 +54,10 @@ class LoadedModel:
         return PagedForward(self.model, self.kernels, {layer.window for layer in self.layers}, self.device)
 
 
-def load_model(path: Path, config: ModelConfig, progress: Progress | None = None) -> LoadedModel:
-    """Load the model in directory `path` (config.json and safetensors).
+def load_model(
+    path: Path, config: ModelConfig, progress: Progress | None = None, *, block_size: int = 32
+) -> LoadedModel:
+    """Load the model in directory `path` (config.json and safetensors), for a KV cache of blocks of `block_size`.
 
     Call it in the thread that will run the model: it sets that thread's number of CPU threads.
     Raises ModelError when the model cannot be read or served, ConfigError when a setting cannot be honoured.
@@ -74,8 +76,13 @@ def load_model(path: Path, config: ModelConfig, progress: Progress | None = None
     model = _read_weights(path, model_config, dtype, device, report)
     pin_rope(model, max_model_len)
     report("checking the model")
-    back_end = kernels.choose(config.kernels, device)
+    back_end = kernels.choose(config.kernels, device, dtype, block_size)
     layers = probe_model(model, back_end, max_model_len)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if config.fuse and back_end.NAME.startswith("cpu"):
+        from engine.model.fuse import fuse_model
+
+        fuse_model(model, back_end, [layer.spec for layer in layers], max_model_len)
     return LoadedModel(
         model=model,
         layers=layers,
@@ -85,7 +92,7 @@ def load_model(path: Path, config: ModelConfig, progress: Progress | None = None
         max_model_len=max_model_len,
         vocab_size=text_config.vocab_size,
         eos_token_ids=_eos_token_ids(model),
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=num_parameters,
     )
 
 

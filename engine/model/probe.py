@@ -172,7 +172,8 @@ def _paged_logits(
     forward = PagedForward(model, kernels, {layer.window for layer in layers}, model.device)
     tables = ((4, 0, 3), (1, 2), (5,))
     capacity = KVCapacity(num_blocks=6, block_size=BLOCK_SIZE)
-    storage = KVStorage.allocate([layer.spec for layer in layers], capacity, model.dtype, model.device)
+    specs = [layer.spec for layer in layers]
+    storage = KVStorage.allocate(specs, capacity, model.dtype, model.device, kernels.empty_cache)
     sequences = [*_sequences(model), [0]]
     steps = ((0, 20), (0, 0), (0, 1)), ((20, 47), (0, 23), (0, 1)), ((47, 48), (23, 24), (0, 1))
     pieces: list[list[Tensor]] = [[], [], []]
@@ -200,20 +201,20 @@ def _compare(model: PreTrainedModel, expected: Sequence[Tensor], actual: Sequenc
             hint="try another dtype; float32 has the largest range",
         )
     for want, got in zip(expected, actual, strict=True):
-        deviation = _deviation(want.float(), got.float())
+        off = deviation(want.float(), got.float())
         if model.dtype == torch.float32:
-            agrees = bool(deviation.max() <= TOLERANCE_EXACT)
+            agrees = bool(off.max() <= TOLERANCE_EXACT)
         else:
-            agrees = all(stretch.median() <= TOLERANCE_ROUGH for stretch in deviation.chunk(3))
+            agrees = all(stretch.median() <= TOLERANCE_ROUGH for stretch in off.chunk(3))
         if not agrees:
             raise refusal(
                 model_type,
                 "their logits in a packed step with the paged attention are not those of their own "
-                f"(off by {deviation.max():.2g} of their spread)",
+                f"(off by {off.max():.2g} of their spread)",
             )
 
 
-def _deviation(want: Tensor, got: Tensor) -> Tensor:
+def deviation(want: Tensor, got: Tensor) -> Tensor:
     """[length]: how far each position's logits are off, in units of their spread. NaN counts as infinitely far."""
     spread = (want - want.mean(dim=-1, keepdim=True)).norm(dim=-1)
     return torch.nan_to_num((got - want).norm(dim=-1) / spread, nan=torch.inf)

@@ -7,7 +7,6 @@ batch, bit for bit.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +51,7 @@ class Plan:
     """[1], 0: how threads share out the work."""
 
 
-def plan_attention(packed: PackedRows, windows: Collection[int | None]) -> Plan:
+def plan_attention(packed: PackedRows) -> Plan:
     """See `Kernels`."""
     arrays = tuple(
         np.ascontiguousarray(array, dtype=np.int64)

@@ -50,6 +50,19 @@ class Linear(Structure):
     )
 
 
+class Gather(Structure):
+    """struct cl_gather"""
+
+    _fields_ = (
+        ("num_rows", c_void_p),
+        ("ids", c_void_p),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("in_features", c_int64),
+        ("total_strips", c_int64),
+    )
+
+
 class RMSNorm(Structure):
     """struct cl_rms_norm"""
 
@@ -176,6 +189,7 @@ class _Kernels(Structure):
     _fields_ = (
         ("name", c_char_p),
         ("linear", c_void_p * 2),
+        ("gather", c_void_p * 2),
         ("rms_norm", c_void_p * 2),
         ("act_and_mul", c_void_p * 2),
         ("write_kv", c_void_p * 2),
@@ -189,6 +203,7 @@ class KernelTable:
 
     variant: str
     linear: int
+    gather: int
     rms_norm: int
     act_and_mul: int
     write_kv: int
@@ -232,7 +247,7 @@ def kernel_table(dtype: torch.dtype, variant: str | None = None) -> KernelTable:
         raise KernelsMissing(f"this processor has no {variant}")
     kernels = library().cl_choose(variant.encode()).contents
     index = int(dtype == torch.bfloat16)
-    names = ("linear", "rms_norm", "act_and_mul", "write_kv", "attention")
+    names = ("linear", "gather", "rms_norm", "act_and_mul", "write_kv", "attention")
     return KernelTable(variant, *(getattr(kernels, name)[index] for name in names))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu.library import Linear, Pack, is_supported, kernel_table, library
+from engine.kernels.cpu.library import Gather, Linear, Pack, is_supported, kernel_table, library
 from engine.kernels.cpu.run import ACTIVATIONS, address, as_rows, elements_per_pack, run
 
 STRIP = 16
@@ -76,6 +76,25 @@ class PackedLinear:
             args.residual, args.residual_stride = before.data_ptr(), before.stride(0)
         run(self.kernel, args)
         return out
+
+
+def gather_rows(layer: PackedLinear, ids: Tensor) -> Tensor:
+    """weight[ids] of a layer without int8 and gate: [..., in_features] for int64 ids [...]."""
+    assert layer.scale is None, "int8"
+    assert layer.activation == "none", layer.activation
+    ids = ids.contiguous()
+    out = torch.empty(*ids.shape, layer.in_features, dtype=layer.dtype)
+    num_rows = ctypes.c_int64(ids.numel())
+    args = Gather(
+        num_rows=ctypes.addressof(num_rows),
+        ids=ids.data_ptr(),
+        weight=layer.weight.data_ptr(),
+        out=out.data_ptr(),
+        in_features=layer.in_features,
+        total_strips=-(-layer.out_features // STRIP),
+    )
+    run(kernel_table(layer.dtype, layer.variant).gather, args)
+    return out
 
 
 def can_pack(weight: Tensor) -> bool:

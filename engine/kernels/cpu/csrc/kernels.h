@@ -56,6 +56,16 @@ struct cl_linear {
     int32_t out_float;
 };
 
+// out[r, :] = weight[ids[r], :], from a packed weight: a vocabulary's embeddings, where they are the output layer too.
+struct cl_gather {
+    const int64_t *num_rows;
+    const int64_t *ids;
+    const void *weight; // packed elem
+    void *out;          // elem [rows, in_features]
+    int64_t in_features;
+    int64_t total_strips;
+};
+
 // sum = x + residual when there is a residual, else x; out = sum / rms(sum) * weight. With `residual_after`,
 // out = residual + x / rms(x) * weight instead.
 struct cl_rms_norm {
@@ -156,6 +166,7 @@ struct cl_attention {
 struct cl_kernels {
     const char *name;
     cl_kernel *linear[2];
+    cl_kernel *gather[2];
     cl_kernel *rms_norm[2];
     cl_kernel *act_and_mul[2];
     cl_kernel *write_kv[2];

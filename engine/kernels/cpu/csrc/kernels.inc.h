@@ -21,6 +21,7 @@
 const struct cl_kernels PASTE(cl_kernels, CL_VARIANT) = {
     .name = STRING(CL_VARIANT),
     .linear = BOTH(linear),
+    .gather = BOTH(gather),
     .rms_norm = BOTH(rms_norm),
     .act_and_mul = BOTH(act_and_mul),
     .write_kv = BOTH(write_kv),

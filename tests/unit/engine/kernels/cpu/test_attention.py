@@ -65,7 +65,7 @@ def slots_of(table: IntArray, context: int, block_size: int) -> IntArray:
 
 
 def attend(step: Step, options: AttentionOptions, variant: str) -> Tensor:
-    plan = plan_attention(step.rows, {options.window})
+    plan = plan_attention(step.rows)
     return paged_attention(step.query, step.k_cache, step.v_cache, plan, options, variant=variant)
 
 

@@ -1,0 +1,350 @@
+"""Replace a loaded model's modules by fused ones that run in the C kernels, each proved on numbers first.
+
+One forward pass is watched: what each decoder layer got, what it gave, and how it called the attention function. A
+fused layer must give the same for the same, up to rounding, or the original stays and a warning names it. Positions in
+that pass are spread over the whole context length, so that what depends on the position shows. Then layers that follow
+each other directly are joined, so that all of them are one call into C.
+
+What is no such layer still has its linear layers, norms and embedding replaced. The originals' weights are freed as it
+goes: weights exist once, packed, and a tied embedding is read from the output layer's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ModelError
+from engine.kernels import AttentionOptions, Kernels, PackedRows
+from engine.kernels.cpu.decoder import Decoder, DecoderLayer, Norm, StepInputs
+from engine.kernels.cpu.linear import PackedLinear, can_pack, gather_rows
+from engine.kernels.cpu.pointwise import rms_norm
+from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
+from engine.model.attention import PagedInputs
+from engine.model.batch import StepArrays, pack_step
+from engine.model.forward import PagedForward
+from engine.model.probe import TOLERANCE_EXACT, TOLERANCE_ROUGH, deviation
+from engine.model.structure import SeenAttention, Unfusable, is_close, pack_module, read_layer, read_norm
+from engine.params import SamplingParams
+from engine.plan import PlanRow, StepPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+BLOCK_SIZE = 16
+LENGTHS = (21, 8)
+"""Tokens of the two sequences of the watched pass."""
+
+
+class FusedLayers(nn.Module):
+    """The first of some joined decoder layers: computes all of them."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        super().__init__()
+        self.decoder = Decoder(layers)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *_: Any,
+        paged_inputs: PagedInputs,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **__: Any,
+    ) -> Tensor:
+        """hidden_states [1, T, hidden_size]; the result is valid until the next step."""
+        cos, sin = position_embeddings or (None, None)
+        storage = paged_inputs.storage
+        inputs = StepInputs(
+            cos=self._angles(cos),
+            sin=self._angles(sin),
+            slots=paged_inputs.slots,
+            plan=paged_inputs.plan,
+            keys=storage.keys,
+            values=storage.values,
+        )
+        return self.decoder(hidden_states[0], inputs).unsqueeze(0)
+
+    def _angles(self, values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[0].to(self.decoder.dtype).contiguous()
+
+
+class JoinedLayer(nn.Module):
+    """A decoder layer that the one before it computes too."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """What the joined layers gave."""
+        return hidden_states
+
+
+class FusedLinear(nn.Module):
+    """nn.Linear."""
+
+    def __init__(self, packed: PackedLinear, *, float_output: bool = False) -> None:
+        super().__init__()
+        self.packed = packed
+        self.float_output = float_output
+        # empty: transformers' models find their dtype by looking for a parameter
+        self.weight = nn.Parameter(torch.empty(0, dtype=packed.dtype), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features]; float32 with `float_output`."""
+        return self.packed(x, float_output=self.float_output)
+
+
+class FusedNorm(nn.Module):
+    """RMSNorm."""
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] -> the same, normalised."""
+        return rms_norm(x, self.norm.weight, self.norm.eps)[0]
+
+
+class SharedEmbedding(nn.Module):
+    """nn.Embedding over the packed weight of the output layer that it is tied to."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """int64 ids [...] -> [..., hidden_size]."""
+        return gather_rows(self.packed, ids)
+
+
+def fuse_model(
+    model: PreTrainedModel, kernels: Kernels, specs: Sequence[LayerSpec], max_model_len: int, *, int8: bool = False
+) -> None:
+    """Fuse what can be fused, in place. `model` attends to the paged cache; `kernels` are the CPU's.
+
+    Raises ModelError when the model no longer gives the logits that it gave before.
+    """
+    trial = _Trial(model, kernels, specs, max_model_len)
+    layers, called, expected = trial.watch()
+    fused = {}
+    for name in list(layers):
+        layer = _fuse_layer(model, name, layers.pop(name), int8=int8)
+        if layer is not None:
+            fused[name] = layer
+    _join(model, fused)
+    _fuse_rest(model, called, int8=int8)
+    _, _, actual = trial.watch()
+    off = deviation(expected.float(), actual.float())
+    is_exact = trial.dtype == torch.float32 and not int8
+    if not (off.max() <= TOLERANCE_EXACT if is_exact else off.median() <= TOLERANCE_ROUGH):
+        raise ModelError(
+            f"{model.config.model_type} models come out wrong with fused modules", setting="fuse", hint="use --no-fuse"
+        )
+
+
+@dataclass(slots=True)
+class _SeenLayer:
+    """A decoder layer in the watched pass."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    attention: list[SeenAttention]
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedLayer:
+    layer: DecoderLayer
+    input: Any
+    output: Any
+    position_embeddings: Any
+
+
+class _WatchedKernels:
+    """Kernels that write down how each layer attends."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self.NAME = kernels.NAME
+        self.storage: KVStorage | None = None
+        self.seen: list[SeenAttention] = []
+
+    def plan_attention(self, rows: PackedRows, windows: Collection[int | None], device: torch.device) -> Any:
+        return self._kernels.plan_attention(rows, windows, device)
+
+    def empty_cache(self, *shape: Any) -> tuple[Tensor, Tensor]:
+        return self._kernels.empty_cache(*shape)
+
+    def write_kv(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        self._kernels.write_kv(key, value, k_cache, v_cache, slots)
+
+    def paged_attention(
+        self, query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, options: AttentionOptions
+    ) -> Tensor:
+        output = self._kernels.paged_attention(query, k_cache, v_cache, plan, options)
+        assert self.storage is not None
+        index = next(i for i, keys in enumerate(self.storage.keys) if keys is k_cache)
+        heads = (query.shape[1], k_cache.shape[1], query.shape[2], output.shape[2])
+        self.seen.append(SeenAttention(index, *heads, options))
+        return output
+
+
+class _Trial:
+    """Two short sequences of random tokens in one step, at positions all over the context."""
+
+    def __init__(
+        self, model: PreTrainedModel, kernels: Kernels, specs: Sequence[LayerSpec], max_model_len: int
+    ) -> None:
+        self.dtype = model.dtype
+        self._model = model
+        self._kernels = _WatchedKernels(kernels)
+        self._specs = specs
+        self._step = _trial_step(model, max_model_len)
+
+    def watch(self) -> tuple[dict[str, _SeenLayer], set[str], Tensor]:
+        """The decoder layers as they were called, by name; the linear layers that were called at all (some models
+        use the weight of one in their own way); and the logits [tokens, vocab_size].
+        """
+        capacity = KVCapacity(num_blocks=4, block_size=BLOCK_SIZE)
+        storage = KVStorage.allocate(self._specs, capacity, self.dtype, self._model.device, self._kernels.empty_cache)
+        self._kernels.storage = storage
+        seen: dict[str, _SeenLayer] = {}
+        called: set[str] = set()
+        hooks = [
+            module.register_forward_hook(lambda *_, name=name: called.add(name))
+            for name, module in self._model.named_modules()
+            if type(module) is nn.Linear
+        ]
+        hooks += [
+            hook
+            for name, module in self._model.named_modules()
+            if {"self_attn", "mlp"} <= dict(module.named_children()).keys()
+            for hook in self._hooks(name, seen, module)
+        ]
+        try:
+            forward = PagedForward(self._model, self._kernels, {None}, self._model.device)
+            logits = forward(self._step, storage)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen, called, logits.clone()
+
+    def _hooks(self, name: str, seen: dict[str, _SeenLayer], module: nn.Module) -> list[Any]:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._kernels.seen = []
+            seen[name] = _SeenLayer(module, args, kwargs, self._kernels.seen)
+
+        def after(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+            seen[name].output = output
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+
+
+def _trial_step(model: PreTrainedModel, max_model_len: int) -> StepArrays:
+    generator = np.random.default_rng(0)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    rows = tuple(
+        PlanRow(i, generator.integers(vocab_size, size=length).tolist(), 0, (2 * i, 2 * i + 1), SamplingParams())
+        for i, length in enumerate(LENGTHS)
+    )
+    step = pack_step(StepPlan(rows), BLOCK_SIZE)
+    num_tokens = len(step.token_ids)
+    positions = np.sort(generator.integers(max_model_len, size=num_tokens))
+    return replace(step, position_ids=positions, logits_rows=np.arange(num_tokens))
+
+
+@torch.inference_mode()
+def _fuse_layer(model: PreTrainedModel, name: str, seen: _SeenLayer, *, int8: bool) -> _FusedLayer | None:
+    """Put a fused layer in a layer's place, if it computes the same. None when the original stays."""
+    hidden = seen.args[0] if seen.args else seen.kwargs.get("hidden_states")
+    if len(seen.attention) != 1 or not isinstance(hidden, Tensor) or not isinstance(seen.output, Tensor):
+        return None
+    angles = seen.kwargs.get("position_embeddings")
+    try:
+        layer = read_layer(seen.module, seen.attention[0], is_rotated=angles is not None, int8=int8)
+    except Unfusable:
+        return None
+    fused = FusedLayers([layer])
+    got = fused(hidden, **{name: value for name, value in seen.kwargs.items() if name != "hidden_states"})
+    if not _is_same_layer(got.float(), seen.output.float(), hidden, int8=int8):
+        logger.warning("%s stays as it is: fused, it computes something else", name)
+        return None
+    model.set_submodule(name, fused)
+    return _FusedLayer(layer, hidden, seen.output, angles)
+
+
+def _is_same_layer(got: Tensor, wanted: Tensor, hidden: Tensor, *, int8: bool) -> bool:
+    """Compare what was added to the residual stream; the stream itself may be far larger, and so is its rounding."""
+    exact = hidden.dtype == torch.float32
+    tolerance = 0.1 if int8 else 1e-4 if exact else 0.03
+    rounding = torch.finfo(hidden.dtype).eps * wanted.norm()
+    return bool((got - wanted).norm() <= tolerance * (wanted - hidden.float()).norm() + rounding)
+
+
+def _join(model: PreTrainedModel, fused: dict[str, _FusedLayer]) -> None:
+    """Let the first of layers that follow each other directly, with the same angles, compute all of them."""
+    runs: list[list[str]] = []
+    last: _FusedLayer | None = None
+    for name, each in fused.items():
+        follows = (
+            last is not None and each.input is last.output and each.position_embeddings is last.position_embeddings
+        )
+        if follows:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        last = each
+    for first, *others in runs:
+        if others:
+            model.set_submodule(first, FusedLayers([fused[name].layer for name in (first, *others)]))
+        for name in others:
+            model.set_submodule(name, JoinedLayer())
+
+
+def _fuse_rest(model: PreTrainedModel, called: Collection[str], *, int8: bool) -> None:
+    """Linear layers (those that were `called`), norms and a tied embedding that are still torch's."""
+    output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = type(embedding) is nn.Embedding and output is not None and output.weight is embedding.weight
+    for name, module in list(model.named_modules()):
+        fused: nn.Module | None = None
+        if type(module) is nn.Linear and name in called and can_pack(module.weight):
+            packed = pack_module(module, int8=int8)
+            fused = _proved(name, module, FusedLinear(packed, float_output=module is output), module.in_features, int8)
+            if module is output and is_tied and fused is not None and not int8:
+                _replace(model, embedding, SharedEmbedding(packed))
+        elif "RMSNorm" in type(module).__name__:
+            try:
+                norm = read_norm(module)
+            except Unfusable:
+                continue
+            fused = _proved(name, module, FusedNorm(norm), norm.weight.numel(), False)
+        if fused is not None:
+            model.set_submodule(name, fused)
+
+
+def _replace(model: PreTrainedModel, old: nn.Module, new: nn.Module) -> None:
+    for name, module in list(model.named_modules()):
+        if module is old:
+            model.set_submodule(name, new)
+
+
+@torch.inference_mode()
+def _proved(name: str, original: nn.Module, fused: nn.Module, size: int, int8: bool) -> nn.Module | None:
+    """The fused module if it does to random numbers what the original does."""
+    dtype = next(original.parameters()).dtype
+    x = torch.randn(5, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    compare: Callable[[Tensor, Tensor, torch.dtype], bool] = is_close
+    if compare(fused(x).float(), original(x).float(), torch.bfloat16 if int8 else dtype):
+        return fused
+    logger.warning("%s stays as it is: fused, it computes something else", name)
+    return None
