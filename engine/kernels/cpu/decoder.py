@@ -9,13 +9,24 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from engine.kernels import AttentionOptions
 from engine.kernels.cpu.attention import Plan, workspace_size
-from engine.kernels.cpu.library import Attention, Call, KernelTable, RMSNorm, Rows, WriteKV, kernel_table, library
+from engine.kernels.cpu.library import (
+    Attention,
+    Call,
+    KernelTable,
+    Linear,
+    RMSNorm,
+    Rows,
+    WriteKV,
+    kernel_table,
+    library,
+)
 from engine.kernels.cpu.linear import PackedLinear
 from engine.kernels.cpu.run import address
 
@@ -137,6 +148,8 @@ class Decoder:
             )
         ]
         self._args = [args for _, args in calls]
+        for args, following in pairwise(args for args in self._args if isinstance(args, Linear)):
+            args.next = ctypes.addressof(following)
         self._calls = (Call * len(calls))(*(Call(kernel, ctypes.addressof(args)) for kernel, args in calls))
         self._bound_to = (inputs.keys, inputs.values, rotary_dim)
 

@@ -44,6 +44,7 @@ class Linear(Structure):
         ("out_stride", c_int64),
         ("in_features", c_int64),
         ("out_features", c_int64),
+        ("next", c_void_p),
         ("alpha", c_float),
         ("activation", c_int32),
         ("out_float", c_int32),

@@ -32,7 +32,7 @@ INLINE void amx_release(void) {
 
 // sums[r][0 ... 31] += x[r] . two strips, for up to 32 rows; num_k a multiple of 32
 INLINE void amx_tile(const bool has_b, const uint16_t *x, int64_t x_stride, const uint16_t *weight, int64_t second_strip,
-                     int64_t block_stride, int64_t num_k, bool is_first, float *sums) {
+                     int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead *ahead) {
     const int64_t line = 64 * sizeof(float), x_line = x_stride * 2;
     const uint16_t *x_b = x + 16 * x_stride;
     if (is_first) {
@@ -47,6 +47,7 @@ INLINE void amx_tile(const bool has_b, const uint16_t *x, int64_t x_stride, cons
         if (has_b) _tile_loadd(3, sums + 16 * 64 + 16, line);
     }
     for (int64_t k = 0; k < num_k; k += 32, weight += block_stride) {
+        fetch_ahead(ahead);
         _tile_loadd(6, weight, 64);
         _tile_loadd(7, weight + second_strip, 64);
         _tile_loadd(4, x + k, x_line);
@@ -65,7 +66,9 @@ INLINE void amx_tile(const bool has_b, const uint16_t *x, int64_t x_stride, cons
 }
 
 static void NAME(multiply)(int64_t rows, int64_t strips, const uint16_t *x, int64_t x_stride, const uint16_t *weight,
-                           int64_t block_stride, int64_t num_k, bool is_first, float *sums) {
+                           int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead ahead) {
+    const int64_t steps = (rows + TILE_ROWS - 1) / TILE_ROWS * ((strips + 1) / TILE_STRIPS) * ((num_k + 31) / 32);
+    ahead.lines = ((ahead.end - ahead.next) / 64 + steps - 1) / steps;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         const int rows_a = (int)min_(16, rows - r), rows_b = (int)max_(0, min_(16, rows - r - 16));
         amx_configure(rows_a, rows_b);
@@ -74,9 +77,9 @@ static void NAME(multiply)(int64_t rows, int64_t strips, const uint16_t *x, int6
             const int64_t second = s + 1 < strips ? TILE_BLOCK : 0; // a last single strip is computed twice
             float *sum = sums + r * GROUP + s * STRIP;
             if (rows_b)
-                amx_tile(true, x + r * x_stride, x_stride, pair, second, block_stride, num_k, is_first, sum);
+                amx_tile(true, x + r * x_stride, x_stride, pair, second, block_stride, num_k, is_first, sum, &ahead);
             else
-                amx_tile(false, x + r * x_stride, x_stride, pair, second, block_stride, num_k, is_first, sum);
+                amx_tile(false, x + r * x_stride, x_stride, pair, second, block_stride, num_k, is_first, sum, &ahead);
         }
     }
 }

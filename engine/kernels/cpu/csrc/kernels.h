@@ -51,6 +51,7 @@ struct cl_linear {
     int64_t out_stride;
     int64_t in_features;  // K
     int64_t out_features; // columns of `out`
+    const struct cl_linear *next; // the layer that is computed next, or NULL: its weights are fetched ahead
     float alpha;
     int32_t activation;
     int32_t out_float;

@@ -2,7 +2,8 @@
 //
 // A thread has a range of rows and a range of strips (`split`), so that each weight is read from memory once where rows
 // are few. For 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between chunks in
-// `sums`, on the stack. A chunk of weights stays in the second-level cache while all rows pass by.
+// `sums`, on the stack. A chunk of weights stays in the second-level cache while all rows pass by, and the one that comes
+// next is fetched meanwhile (struct ahead): so memory is read all the time, not only when a chunk begins.
 //
 // Weights that cannot be multiplied as they are (int8; bfloat16 without a product of them) are expanded chunk by chunk,
 // and so are the rows.
@@ -16,6 +17,20 @@
 // k's in a chunk, multiples of every k block: 256 KiB of bfloat16 weights, or 32 to 64 KiB expanded
 enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 256 };
 
+#ifndef CL_AHEAD
+#define CL_AHEAD
+// What is fetched into the second-level cache, some cache lines with each step of a tile.
+struct ahead {
+    const char *next, *end;
+    int64_t lines; // in each step
+};
+enum { AHEAD_BYTES = 256 << 10 };
+
+INLINE void fetch_ahead(struct ahead *ahead) {
+    for (int64_t i = 0; i < ahead->lines; i++, ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
+}
+#endif
+
 #if defined(CL_AMX) && ELEM_BF16
 #define WHOLE_BLOCKS 1 // a tile takes a whole block of k's
 #include "amx.inc.h"
@@ -26,7 +41,7 @@ enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 256
 
 // sums[r][16 s ...] += x[r] . strip s, for `rows` <= TILE_ROWS and `strips` <= TILE_STRIPS, both constants.
 INLINE void NAME(tile)(const int rows, const int strips, const tile_elem *x, int64_t x_stride, const tile_elem *weight,
-                       int64_t block_stride, int64_t num_k, bool is_first, float *sums) {
+                       int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead *ahead) {
     enum { PER_STRIP = STRIP / LANES };
     vf c[TILE_ROWS][TILE_STRIPS * PER_STRIP];
 #pragma GCC unroll 6
@@ -38,6 +53,7 @@ INLINE void NAME(tile)(const int rows, const int strips, const tile_elem *x, int
         const int64_t steps = min_(16, (num_k - k) / TILE_PK);
         for (int64_t i = 0; i < steps; i++) {
             tile_pack w[TILE_STRIPS * PER_STRIP];
+            fetch_ahead(ahead);
 #pragma GCC unroll 4
             for (int v = 0; v < strips * PER_STRIP; v++)
                 w[v] = TILE(pack_load)(weight + v / PER_STRIP * TILE_BLOCK + (i * 16 + v % PER_STRIP * LANES) * TILE_PK);
@@ -56,10 +72,11 @@ INLINE void NAME(tile)(const int rows, const int strips, const tile_elem *x, int
 }
 
 INLINE void NAME(tile_rows)(int64_t rows, const int strips, const tile_elem *x, int64_t x_stride,
-                            const tile_elem *weight, int64_t block_stride, int64_t num_k, bool is_first, float *sums) {
+                            const tile_elem *weight, int64_t block_stride, int64_t num_k, bool is_first, float *sums,
+                            struct ahead *ahead) {
 #define ROWS(n)                                                                                                        \
     case n:                                                                                                            \
-        NAME(tile)(n, strips, x, x_stride, weight, block_stride, num_k, is_first, sums);                               \
+        NAME(tile)(n, strips, x, x_stride, weight, block_stride, num_k, is_first, sums, ahead);                        \
         break;
     switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 #undef ROWS
@@ -67,21 +84,25 @@ INLINE void NAME(tile_rows)(int64_t rows, const int strips, const tile_elem *x, 
 
 // sums[r][16 s ...] += x[r] . strip s, for any number of rows and up to 4 strips
 static void NAME(multiply)(int64_t rows, int64_t strips, const tile_elem *x, int64_t x_stride, const tile_elem *weight,
-                           int64_t block_stride, int64_t num_k, bool is_first, float *sums) {
+                           int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead ahead) {
+    const int64_t steps = (rows + TILE_ROWS - 1) / TILE_ROWS * ((strips + TILE_STRIPS - 1) / TILE_STRIPS) * num_k / TILE_PK;
+    ahead.lines = ((ahead.end - ahead.next) / 64 + steps - 1) / steps;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
+        if (ahead.next >= ahead.end) ahead.lines = 0;
         const int64_t n = min_(TILE_ROWS, rows - r);
         const tile_elem *row = x + r * x_stride;
         float *sum = sums + r * GROUP;
 #if CL_WIDTH == 512
 #define STRIPS(n_strips)                                                                                               \
     case n_strips:                                                                                                     \
-        NAME(tile_rows)(n, n_strips, row, x_stride, weight, block_stride, num_k, is_first, sum);                       \
+        NAME(tile_rows)(n, n_strips, row, x_stride, weight, block_stride, num_k, is_first, sum, &ahead);               \
         break;
         switch (strips) { STRIPS(1) STRIPS(2) STRIPS(3) STRIPS(4) }
 #undef STRIPS
 #else
         for (int64_t s = 0; s < strips; s++)
-            NAME(tile_rows)(n, 1, row, x_stride, weight + s * TILE_BLOCK, block_stride, num_k, is_first, sum + s * STRIP);
+            NAME(tile_rows)(n, 1, row, x_stride, weight + s * TILE_BLOCK, block_stride, num_k, is_first,
+                            sum + s * STRIP, &ahead);
 #endif
     }
 }
@@ -159,58 +180,95 @@ static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, 
     }
 }
 
-// Strips `strip` ... of one group, for a range of rows.
-static void NAME(linear_group)(const struct cl_linear *op, int64_t first_row, int64_t last_row, int64_t strip,
-                               int64_t strips, int64_t total_strips) {
-    const int64_t elem_bytes = op->scale ? 1 : (int64_t)sizeof(elem), group = strip / 4;
+// Where the strips from `strip` on begin, in a packed weight.
+INLINE const char *NAME(weight_of)(const struct cl_linear *op, int64_t strip, int64_t total_strips, int64_t *group_bytes) {
+    const int64_t k_blocks = (op->in_features + 16 * PK - 1) / (16 * PK), group = strip / 4;
+    const int64_t strip_bytes = STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem));
+    *group_bytes = min_(4, total_strips - 4 * group) * k_blocks * strip_bytes;
+    return (const char *)op->weight + (group * 4 * k_blocks + strip % 4) * strip_bytes;
+}
+
+// What a thread computes: some rows, and some strips (gate and up stay together).
+struct NAME(part) {
+    int64_t first_row, last_row, first, last, total_strips;
+};
+
+static struct NAME(part) NAME(part_of)(const struct cl_linear *op, int thread, int num_threads) {
+    const int64_t per_unit = op->activation == CL_NONE ? 1 : 2;
+    const int64_t units = (op->out_features + STRIP - 1) / STRIP, rows = *op->num_rows;
+    // Threads in a grid. To read a strip from memory takes about as long as to multiply it with 16 rows.
+    int row_parts = 1;
+    int64_t best = INT64_MAX;
+    for (int parts = 1; parts <= num_threads; parts++) {
+        if (num_threads % parts) continue;
+        const int columns = num_threads / parts;
+        const int64_t cost = ((rows + parts - 1) / parts + 16) * ((units + columns - 1) / columns);
+        if (cost < best) best = cost, row_parts = parts;
+    }
+    const int columns = num_threads / row_parts;
+    struct NAME(part) part = {.total_strips = units * per_unit};
+    cl_share(rows, thread / columns, row_parts, &part.first_row, &part.last_row);
+    cl_share(units, thread % columns, columns, &part.first, &part.last);
+    part.first *= per_unit, part.last *= per_unit;
+    return part;
+}
+
+// Strips `strip` ... of one group; `after` comes next.
+static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip, int64_t strips,
+                               struct ahead after) {
     const bool expand_weight = op->scale || !TILE_IS_ELEM;
     const bool expand_rows = !TILE_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * TILE_PK));
     const int64_t chunk = expand_weight || expand_rows ? NAME(expanded_chunk) : NAME(direct_chunk);
-    const int64_t k_blocks = (op->in_features + 16 * PK - 1) / (16 * PK), group_strips = min_(4, total_strips - 4 * group);
-    const int64_t block_bytes = group_strips * STRIP_BLOCK * elem_bytes;
-    const char *weight = (const char *)op->weight + (group * 4 * k_blocks + strip % 4) * STRIP_BLOCK * elem_bytes;
+    const int64_t group_strips = min_(4, part->total_strips - strip / 4 * 4);
+    const int64_t block_bytes = group_strips * STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem));
+    int64_t group_bytes;
+    const char *weight = NAME(weight_of)(op, strip, part->total_strips, &group_bytes);
     float sums[SUM_ROWS * GROUP] __attribute__((aligned(64)));
     tile_elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
     tile_elem wide_rows[SUM_ROWS * NAME(expanded_chunk)] __attribute__((aligned(64)));
-    for (int64_t row = first_row; row < last_row; row += SUM_ROWS) {
-        const int64_t rows = min_(SUM_ROWS, last_row - row);
+    for (int64_t row = part->first_row; row < part->last_row; row += SUM_ROWS) {
+        const int64_t rows = min_(SUM_ROWS, part->last_row - row);
         for (int64_t k = 0; k < op->in_features; k += chunk) {
             const int64_t num_k = min_(chunk, op->in_features - k);
-            const char *source = weight + k / (16 * PK) * block_bytes;
+            const char *source = weight + k / (16 * PK) * block_bytes, *behind = source + num_k / (16 * PK) * block_bytes;
             const elem *x = (const elem *)op->x + row * op->x_stride + k;
+            struct ahead ahead = {NULL, NULL, 0};
+            if (k + chunk < op->in_features)
+                ahead = (struct ahead){behind, behind + min_(chunk, op->in_features - k - chunk) / (16 * PK) * block_bytes, 0};
+            else if (row + SUM_ROWS >= part->last_row)
+                ahead = after;
             if (expand_weight) NAME(expand_weight)(op, source, block_bytes, strips, num_k, wide_weight);
             if (expand_rows) NAME(expand_rows)(x, op->x_stride, rows, num_k, wide_rows);
             NAME(multiply)(rows, strips, expand_rows ? wide_rows : (const tile_elem *)x,
                            expand_rows ? NAME(expanded_chunk) : op->x_stride,
                            expand_weight ? wide_weight : (const tile_elem *)source,
-                           (expand_weight ? strips : group_strips) * TILE_BLOCK, num_k, k == 0, sums);
+                           (expand_weight ? strips : group_strips) * TILE_BLOCK, num_k, k == 0, sums, ahead);
         }
         NAME(finish)(op, row, rows, strip, strips, sums);
     }
 }
 
+// A group that is read soon: its first chunk, as far as the cache has room.
+static struct ahead NAME(ahead_of)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip) {
+    int64_t bytes;
+    const char *next = NAME(weight_of)(op, strip, part->total_strips, &bytes);
+    return (struct ahead){next, next + min_(bytes, AHEAD_BYTES), 0};
+}
+
 static void NAME(linear)(const void *args, int thread, int num_threads) {
     const struct cl_linear *op = args;
-    const int64_t per_unit = op->activation == CL_NONE ? 1 : 2; // gate and up stay together
-    const int64_t units = (op->out_features + STRIP - 1) / STRIP, rows = *op->num_rows;
-    // Threads in a grid: as few row parts as keep everyone busy.
-    int row_parts = 1;
-    int64_t best = INT64_MAX;
-    for (int parts = 1; parts <= num_threads && parts <= rows; parts++) {
-        if (num_threads % parts) continue;
-        const int columns = num_threads / parts;
-        const int64_t cost = ((rows + parts - 1) / parts) * ((units + columns - 1) / columns);
-        if (cost < best) best = cost, row_parts = parts;
-    }
-    const int columns = num_threads / row_parts;
-    int64_t first_row, last_row, first, last;
-    cl_share(rows, thread / columns, row_parts, &first_row, &last_row);
-    cl_share(units, thread % columns, columns, &first, &last);
-    if (first_row == last_row) return;
-    for (int64_t strip = first * per_unit, end = last * per_unit; strip < end;) {
-        const int64_t strips = min_(4 - strip % 4, end - strip);
-        NAME(linear_group)(op, first_row, last_row, strip, strips, units * per_unit);
-        strip += strips;
+    const struct NAME(part) part = NAME(part_of)(op, thread, num_threads);
+    if (part.first_row == part.last_row) return;
+    for (int64_t strip = part.first, strips; strip < part.last; strip += strips) {
+        strips = min_(4 - strip % 4, part.last - strip);
+        struct ahead after = {NULL, NULL, 0};
+        if (strip + strips < part.last) {
+            after = NAME(ahead_of)(op, &part, strip + strips);
+        } else if (op->next) {
+            const struct NAME(part) next = NAME(part_of)(op->next, thread, num_threads);
+            if (next.first < next.last) after = NAME(ahead_of)(op->next, &next, next.first);
+        }
+        NAME(linear_group)(op, &part, strip, strips, after);
     }
 #if defined(CL_AMX) && ELEM_BF16
     amx_release();
