@@ -79,10 +79,10 @@ def _times(summary: Summary) -> Table:
     for name in ("mean", "p50", "p90", "p99", "max"):
         table.add_column(name, justify="right")
     rows = {
-        "time to first token": summary.ttft_s,
+        "time to first token (TTFT)": summary.ttft_s,
         "between chunks (ITL)": summary.itl_s,
-        "per token after the first (TPOT)": summary.tpot_s,
-        "whole request": summary.e2e_s,
+        "per later token (TPOT)": summary.tpot_s,
+        "whole request (E2E)": summary.e2e_s,
     }
     for label, times in rows.items():
         table.add_row(label, *_in_ms(times))
