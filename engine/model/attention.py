@@ -17,7 +17,7 @@ from engine.kernels import AttentionOptions, Kernels
 from engine.kv.storage import KVStorage
 
 ATTENTION_NAME = "chairlift_paged"
-METADATA_LOST = "their layers do not pass keyword arguments on to the attention"
+METADATA_LOST = "its layers do not pass keyword arguments on to the attention"
 
 UNDERSTOOD = frozenset({"sliding_window", "softcap", "s_aux", "is_causal"}) | frozenset(
     # these change nothing in inference: dropout is 0 in eval mode, the rest is the model's own business
@@ -28,7 +28,7 @@ only for sequences longer than those that are tried out at load (sparse attentio
 
 
 class Unsupported(Exception):
-    """The model wants something of its attention that is not done here. The text follows `since`: see `families`."""
+    """The model wants something of its attention that is not done here. The text is a clause: see `families.refusal`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def layer_index(module: nn.Module) -> int:
     """Which layer of the cache an attention module writes to."""
     index = getattr(module, "layer_idx", None)
     if not isinstance(index, int):
-        raise Unsupported("their attention modules do not know their layer")
+        raise Unsupported("its attention modules do not know their layer")
     return index
 
 
@@ -92,13 +92,13 @@ def attention_options(
     Raises Unsupported for what the paged attention does not do.
     """
     if attention_mask is not None:
-        raise Unsupported("they build attention masks of their own")
+        raise Unsupported("it builds attention masks of its own")
     is_causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        raise Unsupported("their attention is not causal")
+        raise Unsupported("its attention is not causal")
     strange = [name for name, value in kwargs.items() if value is not None and name not in UNDERSTOOD]
     if strange:
-        raise Unsupported(f"their attention takes {', '.join(sorted(strange))}, which is not done here")
+        raise Unsupported(f"its attention takes {', '.join(sorted(strange))}, which is not done here")
     window = kwargs.get("sliding_window")
     return AttentionOptions(
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),

@@ -24,7 +24,7 @@ from engine.kernels import Kernels
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
 from engine.model.attention import ATTENTION_NAME, METADATA_LOST, Unsupported, attention_options, layer_index
 from engine.model.batch import pack_step
-from engine.model.families import refusal
+from engine.model.families import FIXED_ATTENTION, refusal
 from engine.model.forward import PagedForward
 from engine.params import SamplingParams
 from engine.plan import PlanRow, StepPlan
@@ -67,7 +67,7 @@ def probe_model(model: PreTrainedModel, kernels: Kernels, max_model_len: int) ->
         expected = _guard(model, lambda: _own_logits(model))
         shrunk = _guard(model, lambda: _discover(model))
         if any(layer.window is not None and LENGTHS[0] <= layer.window < max_model_len for layer in shrunk):
-            raise refusal(model.config.model_type, "the windows of their layers cannot be tried out")
+            raise refusal(model.config.model_type, "the windows of its layers cannot be tried out")
         actual = _guard(model, lambda: _paged_logits(model, kernels, shrunk, max_model_len))
     _compare(model, expected, actual)
     layers = _guard(model, lambda: _discover(model))
@@ -85,13 +85,13 @@ def _guard(model: PreTrainedModel, run: Callable[[], T]) -> T:
         raise ModelError(f"out of memory on {model.device} while trying the model out", setting="device") from error
     except Exception as error:
         text = " ".join(str(error).split())
-        raise refusal(model.config.model_type, f"trying one out failed: {type(error).__name__}: {text}") from error
+        raise refusal(model.config.model_type, f"trying it out failed: {type(error).__name__}: {text}") from error
 
 
 def _use_attention(model: PreTrainedModel, name: str) -> None:
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
-        raise Unsupported("their attention cannot be replaced")
+        raise Unsupported(FIXED_ATTENTION)
 
 
 # What the layers do
@@ -134,9 +134,7 @@ def _discover(model: PreTrainedModel) -> tuple[AttentionLayer, ...]:
     model(input_ids=token_ids, position_ids=position_ids, use_cache=False, attention_record=record)
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(index for index, _ in record) != list(range(num_layers)):
-        raise Unsupported(
-            f"not each of their {num_layers} layers attends exactly once (some keep state of another kind)"
-        )
+        raise Unsupported(f"not each of its {num_layers} layers attends exactly once (some keep state of another kind)")
     return tuple(layer for _, layer in sorted(record, key=lambda entry: entry[0]))
 
 
@@ -209,7 +207,7 @@ def _compare(model: PreTrainedModel, expected: Sequence[Tensor], actual: Sequenc
         if not agrees:
             raise refusal(
                 model_type,
-                "their logits in a packed step with the paged attention are not those of their own "
+                "its logits in a packed step with the paged attention are not those of its own "
                 f"(off by {off.max():.2g} of their spread)",
             )
 
