@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from engine.messages import (
     Submit,
     TokensOut,
 )
-from engine.params import SamplingParams
+from engine.params import MAX_LOGIT_BIAS, SamplingParams
 from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, Request
 from engine.scheduler import Outcome, Scheduler
@@ -89,11 +90,39 @@ def check_fit(info: ModelInfo, prompt_token_ids: Sequence[int], params: Sampling
             param="max_tokens",
             code="context_length_exceeded",
         )
+    if length + params.min_tokens > limit:
+        raise RequestError(
+            f"the prompt has {length} tokens and min_tokens is {params.min_tokens}; the context length is {limit}",
+            param="min_tokens",
+            code="context_length_exceeded",
+        )
     _check_ids("prompt", prompt_token_ids, info.vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
+    _check_ids("logit_bias", params.logit_bias, info.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
+    _check_choice(info, params)
 
 
-def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+def _check_choice(info: ModelInfo, params: SamplingParams) -> None:
+    """Refuse a request whose bans leave no token to choose."""
+    banned = {token_id for token_id, bias in params.logit_bias.items() if bias <= -MAX_LOGIT_BIAS}
+    if params.min_tokens > 0:
+        banned |= end_token_ids(info, params)
+    candidates = range(info.vocab_size) if params.allowed_token_ids is None else set(params.allowed_token_ids)
+    if len(banned) >= len(candidates) and banned.issuperset(candidates):
+        raise RequestError(
+            "logit_bias, allowed_token_ids and min_tokens together leave no token that may be chosen",
+            param="logit_bias" if params.allowed_token_ids is None else "allowed_token_ids",
+            code="invalid_value",
+        )
+
+
+def end_token_ids(info: ModelInfo, params: SamplingParams) -> frozenset[int]:
+    """The tokens that end a request's output."""
+    return (frozenset() if params.ignore_eos else info.eos_token_ids) | frozenset(params.stop_token_ids)
+
+
+def _check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise RequestError(
@@ -202,10 +231,9 @@ class EngineCore:
     def _make_request(self, message: Submit) -> Request:
         params = message.params
         room = self.info.max_model_len - len(message.prompt_token_ids)
-        eos = frozenset() if params.ignore_eos else self.info.eos_token_ids
         return Request(
             request_id=message.request_id,
-            token_ids=list(message.prompt_token_ids),
+            token_ids=array("q", message.prompt_token_ids),
             num_prompt_tokens=len(message.prompt_token_ids),
             params=params,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
@@ -213,7 +241,7 @@ class EngineCore:
             priority=message.priority,
             cache_salt=message.cache_salt,
             arrival_s=message.arrival_s,
-            eos_token_ids=eos | frozenset(params.stop_token_ids),
+            eos_token_ids=end_token_ids(self.info, params),
         )
 
     def _record(self, outcomes: Sequence[Outcome], now_s: float) -> tuple[list[float], list[float]]:

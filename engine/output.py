@@ -53,6 +53,8 @@ class RequestOutput:
             prompt_token_ids=request.prompt_token_ids,
         )
         self._matcher = StopMatcher(params.stop, include_stop_str=params.include_stop_str_in_output)
+        self._num_unstoppable = params.min_tokens
+        """Tokens to come whose text ends nothing, whatever it holds."""
         self._num_cached_tokens = 0
         self._num_output_tokens = 0
 
@@ -84,6 +86,11 @@ class RequestOutput:
 
     def _feed(self, token_ids: tuple[int, ...], end: Finished | None) -> str:
         """The text that these tokens complete, without what may yet turn out to begin a stop string."""
+        free, token_ids = token_ids[: self._num_unstoppable], token_ids[self._num_unstoppable :]
+        self._num_unstoppable -= len(free)
+        return self._detokenizer.feed(free) + self._feed_stoppable(token_ids, end)
+
+    def _feed_stoppable(self, token_ids: tuple[int, ...], end: Finished | None) -> str:
         if end is None:
             return self._matcher.feed(self._detokenizer.feed(token_ids))
         if end.stop_token_id is not None and not self._request.params.include_stop_str_in_output:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 1024
 MIN_TEMPERATURE = 1e-5  # below it, logits / temperature overflows: such a request is greedy
 
 
@@ -37,6 +40,24 @@ class SamplingParams:
     seed: int | None = None
     """Same seed, same tokens. None: a fresh one. Any 64-bit integer, signed or not."""
 
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the output has already; negative makes repeating likelier."""
+
+    frequency_penalty: float = 0.0
+    """Taken off the logit of each token as many times as the output has it."""
+
+    repetition_penalty: float = 1.0
+    """Divides the logits, if positive (else multiplies them), of all tokens of prompt and output; 1 is off."""
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Added to the logits of these tokens, from -100 to 100; -100 bans the token."""
+
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Choose among these tokens only."""
+
+    min_tokens: int = 0
+    """Tokens before the first that may end the output: end-of-text and stop tokens are banned, stop strings pass."""
+
     stop: tuple[str, ...] = ()
     """Strings that end the text; it is cut before the first one."""
 
@@ -64,8 +85,23 @@ class SamplingParams:
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _check(self.top_k >= -1, "top_k", self.top_k, ">= 1, or 0 or -1 for off")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "from -2 to 2")
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
+        penalty = self.repetition_penalty
+        _check(math.isfinite(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0")
         if self.seed is not None:
             _check(-(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """What is said of single tokens. Whether their ids exist is for `engine.core.check_fit`."""
+        count = len(self.logit_bias)
+        _check(count <= MAX_LOGIT_BIASES, "logit_bias", f"{count} tokens", f"for at most {MAX_LOGIT_BIASES} tokens")
+        for value in self.logit_bias.values():
+            _check(-MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS, "logit_bias", value, "from -100 to 100 for each token")
+        _check(self.allowed_token_ids != (), "allowed_token_ids", "none", "at least one token id")
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        _check(0 <= self.min_tokens <= most, "min_tokens", self.min_tokens, "from 0 to max_tokens")
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         _check(all(self.stop), "stop", '""', "made of strings that are not empty")
         count = len(self.stop_token_ids)

@@ -5,7 +5,7 @@ Plain, picklable data between the scheduler and the model runner: neither side s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from engine.params import SamplingParams
@@ -26,6 +26,12 @@ class PlanRow:
     """How to choose the next token; None when this row ends before the request's last known token."""
     seed: int = 0
     """The request's resolved seed, 0 <= seed < 2**64."""
+    context: Sequence[int] = ()
+    """All known tokens of the request, prompt and output: the request's own list. Read it during the step only."""
+    num_prompt_tokens: int = 0
+    """How many of `context` are the prompt."""
+    banned_token_ids: Collection[int] = ()
+    """Tokens that may not be chosen in this step: those that would end the output before its `min_tokens`."""
 
     @property
     def end(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 from engine.params import SamplingParams
@@ -34,8 +35,8 @@ class Request:
     """
 
     request_id: int
-    token_ids: list[int]
-    """The prompt, then the output as it comes."""
+    token_ids: MutableSequence[int]
+    """The prompt, then the output as it comes. An array in earnest: numpy reads it without looking at each token."""
     num_prompt_tokens: int
     params: SamplingParams
     max_tokens: int
@@ -83,6 +84,11 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether one known token is left to compute: the next step that takes it gives a new one."""
         return len(self.token_ids) - self.num_computed_tokens == 1
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the next token may be one that ends it."""
+        return self.num_output_tokens >= self.params.min_tokens
 
     @property
     def order(self) -> tuple[int, float, int]:

@@ -173,9 +173,18 @@ class Scheduler:
     def _add_row(self, step: ScheduledStep, request: Request, count: int) -> None:
         start = request.num_computed_tokens
         end = start + count
-        sampling = request.params if end == request.num_tokens else None
-        tokens = request.token_ids[start:end]
-        step.rows.append(PlanRow(request.request_id, tokens, start, request.block_ids, sampling, request.seed))
+        row = PlanRow(
+            request_id=request.request_id,
+            token_ids=request.token_ids[start:end],
+            start=start,
+            block_ids=request.block_ids,
+            sampling=request.params if end == request.num_tokens else None,
+            seed=request.seed,
+            context=request.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            banned_token_ids=() if request.may_end else request.eos_token_ids,
+        )
+        step.rows.append(row)
         step.requests.append(request)
         request.num_computed_tokens = end
         self.kv.register(request)

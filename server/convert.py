@@ -116,7 +116,12 @@ _SAMPLING_FIELDS = (
     "top_p",
     "top_k",
     "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
     "seed",
+    "min_tokens",
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
@@ -127,7 +132,11 @@ _SAMPLING_FIELDS = (
 def _sampling_params(body: GenerationRequest, max_tokens: int | None) -> SamplingParams:
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingParams(
-        max_tokens=max_tokens, stop=tuple(body.stop or ()), stop_token_ids=tuple(body.stop_token_ids or ()), **given
+        max_tokens=max_tokens,
+        allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        **given,
     )
 
 

@@ -1,6 +1,6 @@
 """Fields that clients know from OpenAI or vLLM and that are not built here yet: refused by name, never ignored.
 
-A value that asks for nothing (`presence_penalty: 0`, `tools: []`) is let through, since many clients send their whole
+A value that asks for nothing (`length_penalty: 1`, `tools: []`) is let through, since many clients send their whole
 set of defaults. To build a field: add it to the model in `server.protocol`, use it in `convert`, take it out here.
 """
 
@@ -13,14 +13,8 @@ from engine.errors import RequestError
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # Sampling
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "use_beam_search": (False,),
     "best_of": (1,),
     "watermarking": (False,),

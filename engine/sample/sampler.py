@@ -1,19 +1,26 @@
 """The sampler: logits to tokens, in one documented order.
 
-    0. float32                      whatever the model computes in
-    1. greedy rows                  temperature 0 (or below 1e-5) or top_k 1: the largest logit, and nothing else
-    2. temperature                  softmax(logits / temperature)
-    3. min_p                        drop what is less likely than min_p times the most likely token
-    4. top_k                        keep the k most likely
-    5. top_p                        keep the smallest set of the most likely of what is left, whose share of what is
+     0. float32                     whatever the model computes in
+     1. masks                       allowed_token_ids; no end-of-text or stop token before min_tokens    (`edits`)
+     2. logit_bias                  added; -100 bans the token                                           (`edits`)
+     3. repetition_penalty          divides or multiplies the logits of tokens of prompt and output      (`edits`)
+     4. frequency_penalty,          taken off the logits of tokens of the output                         (`edits`)
+        presence_penalty
+     5. greedy rows                 temperature 0 (or below 1e-5) or top_k 1: the largest logit, and nothing else
+     6. temperature                 softmax(logits / temperature)
+     7. min_p                       drop what is less likely than min_p times the most likely token
+     8. top_k                       keep the k most likely
+     9. top_p                       keep the smallest set of the most likely of what is left, whose share of what is
                                     left is at least p
-    6. one number of (0, 1)         chosen by (seed, position) alone; invert the distribution function
+    10. one number of (0, 1)        chosen by (seed, position) alone; invert the distribution function
 
-The order is vLLM's (its V1 sampler: temperature, min_p, top_k, top_p). 3 and 4 could change places; 5 could not, since
-it counts shares of what 3 and 4 left. Equally likely tokens rank by id, lowest first: top_k keeps exactly k tokens,
-top_p never more than it needs. The most likely token passes every filter, so there is always one to choose.
+The order is vLLM's (its V1 sampler). 7 and 8 could change places; 9 could not, since it counts shares of what 7 and 8
+left. Equally likely tokens rank by id, lowest first: top_k keeps exactly k tokens, top_p never more than it needs. The
+most likely token passes every filter, so there is always one to choose; that the masks leave one is seen to before a
+request is queued (`engine.core.check_fit`). Reported logprobs are of the logits before all of this (`logprobs`).
 
-Rows pay for what they use: greedy rows never enter the pipeline, rows with a temperature alone are not ranked.
+Rows pay for what they use: only rows with edits are edited, greedy rows go no further than 5, rows with a temperature
+alone are not ranked.
 
 A row whose logits are NaN, or nothing but -inf, or +inf anywhere, is *bad*: it gets token 0 and its flag, and its
 neighbours never notice. A result is a function of its row's logits, parameters, seed and position; see `ops` for how
@@ -32,6 +39,7 @@ from torch import Tensor
 from engine.params import SamplingParams
 from engine.plan import PlanRow
 from engine.sample import ops
+from engine.sample.edits import edits_of
 from engine.sample.random import uniform
 
 
@@ -64,15 +72,26 @@ class Sampler:
         ):
             if not index:
                 continue
+            chosen_rows = [rows[i] for i in index]
             where = torch.tensor(index, device=logits.device)
-            part = logits if len(index) == len(rows) else logits[where]
-            token_ids[where], usable[where] = choose(part.to(torch.float32), [rows[i] for i in index])
+            token_ids[where], usable[where] = choose(_edited(logits, index, chosen_rows), chosen_rows)
         return SampleOutput(token_ids.masked_fill(~usable, 0), ~usable)
 
 
 def _params(row: PlanRow) -> SamplingParams:
     assert row.sampling is not None, "a row that is not to be sampled has no logits"
     return row.sampling
+
+
+def _edited(logits: Tensor, index: Sequence[int], rows: Sequence[PlanRow]) -> Tensor:
+    """These rows of `logits` [.., vocabulary], which are left as they are, in float32 and with the rows' edits."""
+    part = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
+    widened = part.to(torch.float32)
+    if edits := edits_of(rows):
+        widened = widened.clone(memory_format=torch.contiguous_format) if widened is logits else widened
+        for edit, chosen in edits:
+            edit(widened, chosen)
+    return widened
 
 
 def _choose_greedy(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:

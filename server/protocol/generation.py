@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -14,6 +15,18 @@ FinishReason = Literal["stop", "length", "abort"]
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
+
+def _as_token_ids(value: Any) -> Any:
+    """The keys of a JSON object are strings; these are token ids."""
+    if not isinstance(value, dict):
+        return value
+    for key in value:
+        if not (isinstance(key, int) or re.fullmatch("-?[0-9]{1,20}", key)):
+            raise ValueError(f"logit_bias must have token ids as keys, got {key[:24]!r}")
+    return {int(key): bias for key, bias in value.items()}
+
+
+LogitBias = Annotated[dict[int, float], BeforeValidator(_as_token_ids, json_schema_input_type=dict[str, float])]
 
 StopStrings = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
 
@@ -44,6 +57,16 @@ class GenerationRequest(ApiModel):
     """Sample from this many most likely tokens; 0 and -1 are off."""
     min_p: float | None = documented(minimum=0, maximum=1, default=0.0)
     """Drop tokens less likely than this share of the most likely one's probability; 0 is off."""
+    presence_penalty: float | None = documented(minimum=-2, maximum=2, default=0.0)
+    """Taken off the logit of every token that the output has already; negative makes repeating likelier."""
+    frequency_penalty: float | None = documented(minimum=-2, maximum=2, default=0.0)
+    """Taken off the logit of each token as many times as the output has it."""
+    repetition_penalty: float | None = documented(exclusiveMinimum=0, default=1.0)
+    """Makes all tokens of prompt and output less likely: divides their logits, if positive, else multiplies them."""
+    logit_bias: LogitBias | None = None
+    """Token id -> what is added to its logit, from -100 to 100; -100 bans the token."""
+    allowed_token_ids: list[int] | None = None
+    """Choose among these tokens only."""
     seed: int | None = documented(minimum=-(2**63), maximum=2**64 - 1)
     """Same seed, same text. Left out: a fresh one each time."""
     n: int | None = documented(minimum=1, maximum=128, default=1)
@@ -54,6 +77,8 @@ class GenerationRequest(ApiModel):
     """Tokens that end the output, beside the model's own end-of-text tokens."""
     include_stop_str_in_output: bool | None = None
     """Leave the stop string in the text."""
+    min_tokens: int | None = documented(minimum=0, default=0)
+    """Tokens before the first that may end the text: end-of-text, stop tokens and stop strings do not before."""
     ignore_eos: bool | None = None
     """Go on after an end-of-text token."""
     skip_special_tokens: bool | None = documented(default=True)

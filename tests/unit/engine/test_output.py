@@ -67,6 +67,20 @@ def test_a_stop_token_is_hidden_unless_asked_for(
     assert chunk.usage.num_output_tokens == 2
 
 
+def test_stop_strings_pass_before_min_tokens():
+    output = make_output(stop=("AB", "C"), min_tokens=3)
+    assert output.take([tokens(A, B)]).text == "AB"
+    assert output.take([tokens(C)]).text == "C"
+    assert output.take([tokens(A)]).text == ""
+    last = output.take([tokens(B, D)])
+    assert (last.text, last.finish_reason, last.stop_reason) == ("", FinishReason.STOP, "AB")
+
+
+def test_min_tokens_within_one_piece():
+    chunk = make_output(stop=("B",), min_tokens=2).take([tokens(A, B, C, B, D)])
+    assert (chunk.text, chunk.stop_reason) == ("ABC", "B")
+
+
 @pytest.mark.parametrize(("skip", "text"), [(True, "AB"), (False, f"A{chr(65 + SPECIAL)}B")])
 def test_special_tokens_are_skipped_unless_asked_for(skip: bool, text: str):
     assert make_output(skip_special_tokens=skip).take([tokens(A, SPECIAL, B)]).text == text

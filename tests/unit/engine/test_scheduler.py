@@ -6,7 +6,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.messages import Abort, Failed, TokensOut
-from tests.factories import FakeRunner, expected_output, make_core, make_submit
+from tests.factories import EOS, FakeRunner, expected_output, make_core, make_submit
 
 
 def rows(runner: FakeRunner) -> list[tuple[int, int, int]]:
@@ -45,6 +45,18 @@ def test_only_a_row_that_reaches_the_last_known_token_is_sampled():
     assert runner.plans[-1].rows[0].sampling is None
     core.step()
     assert runner.plans[-1].rows[0].sampling is not None
+
+
+def test_rows_know_their_context_and_what_may_not_end_them_yet():
+    core, runner = make_core(max_num_batched_tokens=4)
+    core.submit(make_submit(0, [1] * 6, min_tokens=1, max_tokens=3, stop_token_ids=(7,)))
+    core.step()
+    core.step()
+    (row,) = runner.plans[-1].rows
+    assert (list(row.context), row.num_prompt_tokens) == ([1] * 6 + expected_output([1] * 6, 1, frozenset()), 6)
+    assert row.banned_token_ids == {EOS, 7}
+    core.step()
+    assert runner.plans[-1].rows[0].banned_token_ids == ()
 
 
 def test_without_chunking_a_prompt_goes_whole_even_over_the_budget():

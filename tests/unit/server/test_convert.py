@@ -53,15 +53,21 @@ async def test_every_sampling_field_arrives() -> None:
         "top_p": 0.5,
         "top_k": -1,
         "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.2,
         "seed": -3,
+        "min_tokens": 2,
         "stop_token_ids": [7],
         "include_stop_str_in_output": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
     }
-    work = await complete(**fields, stop="x", priority=-2, cache_salt="s", add_special_tokens=False)
+    tokens = {"logit_bias": {"5": -1.5, "6": 100}, "allowed_token_ids": [5, 6]}
+    work = await complete(**fields, **tokens, stop="x", priority=-2, cache_salt="s", add_special_tokens=False)
     (generation,) = work.generations
-    assert generation.params == SamplingParams(**(fields | {"stop": ("x",), "stop_token_ids": (7,)}))  # type: ignore[arg-type]
+    lists = {"stop": ("x",), "stop_token_ids": (7,), "logit_bias": {5: -1.5, 6: 100.0}, "allowed_token_ids": (5, 6)}
+    assert generation.params == SamplingParams(**(fields | lists))  # type: ignore[arg-type]
     assert list(generation.prompt_token_ids) == ids("hi")
     assert (work.priority, work.cache_salt) == (-2, "s")
 
@@ -115,6 +121,19 @@ async def test_choices_without_a_seed_are_left_to_the_engine() -> None:
         ({"top_p": 1.1}, "top_p", "at most 1"),
         ({"top_k": -2}, "top_k", "-1 for off"),
         ({"min_p": 1.5}, "min_p", "from 0 to 1"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "from -2 to 2, got 2.5"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty", "from -2 to 2, got -2.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "above 0, got 0"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias", "token id -5"),
+        ({"logit_bias": {str(1 << 40): 1}}, "logit_bias", "token id"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "at least one"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "token id -1"),
+        ({"allowed_token_ids": [0], "min_tokens": 1}, "allowed_token_ids", "leave no token"),
+        ({"allowed_token_ids": [5], "logit_bias": {"5": -100}}, "allowed_token_ids", "leave no token"),
+        ({"min_tokens": -1}, "min_tokens", "from 0 to max_tokens"),
+        ({"min_tokens": 17}, "min_tokens", "from 0 to max_tokens, got 17"),
         ({"seed": 2**64}, "seed", "64-bit"),
         ({"seed": -(2**63) - 1}, "seed", "64-bit"),
         ({"stop": ""}, "stop", "not empty"),

@@ -61,8 +61,8 @@ def test_null_asks_for_nothing(name: str) -> None:
         {"logprobs": 0},  # of completions: the chosen token's own
         {"logprobs": True},
         {"echo": 0},
-        {"presence_penalty": False},
-        {"presence_penalty": 0.1},
+        {"length_penalty": True},
+        {"length_penalty": 1.1},
         {"response_format": {"type": "json_object"}},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"best_of": 2},
@@ -75,4 +75,4 @@ def test_what_only_looks_like_nothing_is_refused(body: dict[str, object]) -> Non
 
 
 def test_numbers_are_compared_as_json_has_them() -> None:
-    refuse_unsupported({"presence_penalty": 0.0, "repetition_penalty": 1.0})
+    refuse_unsupported({"length_penalty": 1.0, "stream_interval": 1.0})
