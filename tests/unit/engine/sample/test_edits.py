@@ -55,20 +55,19 @@ def expected(logits: Sequence[float], row: PlanRow) -> list[float]:
     params, context = row.sampling, list(row.context)
     assert params is not None
     output = context[row.num_prompt_tokens :]
-    values = []
-    for token, value in enumerate(logits):
+
+    def edited_value(token: int, value: float) -> float:
         bias = params.logit_bias.get(token, 0.0)
         is_allowed = params.allowed_token_ids is None or token in params.allowed_token_ids
         if not is_allowed or token in row.banned_token_ids or bias == -100:
-            values.append(-INF)
-            continue
+            return -INF
         value += bias
         if token in context:
             value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
         value -= params.frequency_penalty * output.count(token)
-        value -= params.presence_penalty * (token in output)
-        values.append(value)
-    return values
+        return value - params.presence_penalty * (token in output)
+
+    return [edited_value(token, value) for token, value in enumerate(logits)]
 
 
 tokens = st.integers(0, VOCAB_SIZE - 1)
