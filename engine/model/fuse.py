@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from engine.errors import ModelError
 from engine.kernels import AttentionOptions, Kernels, PackedRows
-from engine.kernels.cpu.decoder import Decoder, DecoderLayer, Norm, StepInputs
+from engine.kernels.cpu.decoder import Decoder, DecoderLayer, Norm, Rotation, StepInputs
 from engine.kernels.cpu.linear import PackedLinear, can_pack, gather_rows
 from engine.kernels.cpu.pointwise import rms_norm
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
@@ -271,16 +271,20 @@ def _fuse_layer(model: PreTrainedModel, name: str, seen: _SeenLayer, *, int8: bo
         return None
     angles = seen.kwargs.get("position_embeddings")
     try:
-        layer = read_layer(seen.module, seen.attention[0], is_rotated=angles is not None, int8=int8)
+        unrotated = read_layer(seen.module, seen.attention[0], int8=int8)
     except Unfusable:
         return None
-    fused = FusedLayers([layer])
-    got = fused(hidden, **{name: value for name, value in seen.kwargs.items() if name != "hidden_states"})
-    if not _is_same_layer(got.float(), seen.output.float(), hidden, int8=int8):
-        logger.warning("%s stays as it is: fused, it computes something else", name)
-        return None
-    model.set_submodule(name, fused)
-    return _FusedLayer(layer, hidden, seen.output, angles)
+    kwargs = {name: value for name, value in seen.kwargs.items() if name != "hidden_states"}
+    rotations: tuple[Rotation, ...] = ("halves", "pairs", "none") if angles is not None else ("none",)
+    for rotation in rotations:
+        layer = replace(unrotated, rotation=rotation)
+        fused = FusedLayers([layer])
+        got = fused(hidden, **kwargs)
+        if _is_same_layer(got.float(), seen.output.float(), hidden, int8=int8):
+            model.set_submodule(name, fused)
+            return _FusedLayer(layer, hidden, seen.output, angles)
+    logger.warning("%s stays as it is: fused, it computes something else", name)
+    return None
 
 
 def _is_same_layer(got: Tensor, wanted: Tensor, hidden: Tensor, *, int8: bool) -> bool:

@@ -46,8 +46,11 @@ class Unfusable(Exception):
     """A module is built in a way that is not known here."""
 
 
-def read_layer(module: nn.Module, seen: SeenAttention, *, is_rotated: bool, int8: bool) -> DecoderLayer:
-    """The layer with its weights packed. Raises Unfusable; then nothing was packed yet."""
+def read_layer(module: nn.Module, seen: SeenAttention, *, int8: bool) -> DecoderLayer:
+    """The layer with its weights packed, its heads not rotated: how they are cannot be read, only tried.
+
+    Raises Unfusable; then nothing was packed yet.
+    """
     parts = _parts(module)
     norms_after_too = set(parts) == {"self_attn", "mlp"} | NORMS_AFTER_TOO
     if not norms_after_too and set(parts) != {"self_attn", "mlp"} | PLAIN_NORMS:
@@ -80,7 +83,7 @@ def read_layer(module: nn.Module, seen: SeenAttention, *, is_rotated: bool, int8
         query_key_value=pack_linear(qkv_weights, qkv_biases, int8=int8),
         query_norm=query_norm,
         key_norm=key_norm,
-        is_rotated=is_rotated and bool(getattr(parts["self_attn"], "use_rope", True)),
+        rotation="none",
         output=pack_module(o_proj, int8=int8),
         mlp_norm=norms["pre_feedforward_layernorm" if norms_after_too else "post_attention_layernorm"],
         gate_up=pack_gated((gate_weights[0], gate_weights[1]), (gate_biases[0], gate_biases[1]), activation, int8=int8),

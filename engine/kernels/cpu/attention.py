@@ -78,6 +78,9 @@ def write_kv(
     """See `Kernels`."""
     key, value = _dense_heads(key), _dense_heads(value)
     num_tokens, num_kv_heads, key_dim = key.shape
+    pk = elements_per_pack(key.dtype)
+    assert k_cache.shape[1:3] == (num_kv_heads, -(-key_dim // pk)), (k_cache.shape, key.shape)
+    assert (v_cache.shape[1], v_cache.shape[3]) == value.shape[1:], (v_cache.shape, value.shape)
     count, slots_at = ctypes.c_int64(num_tokens), ctypes.c_void_p(slots.data_ptr())
     args = WriteKV(
         num_rows=ctypes.addressof(count),
@@ -105,6 +108,8 @@ def paged_attention(
     query = _dense_heads(query)
     num_tokens, num_heads, key_dim = query.shape
     value_dim = v_cache.shape[3]
+    assert num_heads % k_cache.shape[1] == 0, (query.shape, k_cache.shape)
+    assert k_cache.shape[2] == -(-key_dim // elements_per_pack(query.dtype)), (query.shape, k_cache.shape)
     output = query.new_empty(num_tokens, num_heads, value_dim)
     sinks = None if options.sinks is None else options.sinks.float().contiguous()
     workspace = torch.empty(workspace_size(plan.num_split_ranges, num_heads, value_dim), dtype=torch.float32)

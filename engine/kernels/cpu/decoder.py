@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from engine.kernels.cpu.library import (
 )
 from engine.kernels.cpu.linear import PackedLinear
 from engine.kernels.cpu.run import address
+
+Rotation = Literal["none", "halves", "pairs"]
+"""Which dims of a head are rotated against each other: i and half the size + i, or neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class DecoderLayer:
     query_norm: Norm | None
     key_norm: Norm | None
     """Both or none, of each head; with the same eps."""
-    is_rotated: bool
+    rotation: Rotation
     output: PackedLinear
     mlp_norm: Norm
     gate_up: PackedLinear
@@ -231,6 +235,7 @@ class Decoder:
         fused = self._buffers.query_key_value
         key_at = layer.num_heads * layer.key_dim
         value_at = key_at + layer.num_kv_heads * layer.key_dim
+        is_rotated = layer.rotation != "none"
         is_normed = layer.query_norm is not None and layer.key_norm is not None
         args = WriteKV(
             num_rows=ctypes.addressof(self._num_tokens),
@@ -242,20 +247,21 @@ class Decoder:
             v=fused.data_ptr() + value_at * fused.element_size(),
             v_stride=fused.stride(0),
             v_head_stride=layer.value_dim,
-            cos=ctypes.addressof(self._cos) if layer.is_rotated else None,
-            sin=ctypes.addressof(self._sin) if layer.is_rotated else None,
+            cos=ctypes.addressof(self._cos) if is_rotated else None,
+            sin=ctypes.addressof(self._sin) if is_rotated else None,
             q_weight=None if layer.query_norm is None else layer.query_norm.weight.data_ptr(),
             k_weight=None if layer.key_norm is None else layer.key_norm.weight.data_ptr(),
             k_cache=caches[0].data_ptr(),
             v_cache=caches[1].data_ptr(),
             slots=ctypes.addressof(self._slots),
-            num_heads=layer.num_heads if layer.is_rotated or is_normed else 0,
+            num_heads=layer.num_heads if is_rotated or is_normed else 0,
             num_kv_heads=layer.num_kv_heads,
             key_dim=layer.key_dim,
             value_dim=layer.value_dim,
             rotary_dim=rotary_dim,
             block_size=caches[0].shape[3],
             eps=0.0 if layer.query_norm is None else layer.query_norm.eps,
+            rotates_pairs=layer.rotation == "pairs",
         )
         return self._table.write_kv, args
 

@@ -139,6 +139,7 @@ class WriteKV(Structure):
         ("rotary_dim", c_int64),
         ("block_size", c_int64),
         ("eps", c_float),
+        ("rotates_pairs", c_int32),
     )
 
 
@@ -230,6 +231,7 @@ def library() -> ctypes.CDLL:
     lib.cl_run.argtypes, lib.cl_run.restype = (c_void_p, c_int64, c_int), None
     lib.cl_pack_weight.argtypes, lib.cl_pack_weight.restype = (c_void_p, c_int), None
     lib.cl_use_large_pages.argtypes, lib.cl_use_large_pages.restype = (c_void_p, c_int64), None
+    lib.cl_openmp_path.argtypes, lib.cl_openmp_path.restype = (), c_char_p
     return lib
 
 
@@ -252,8 +254,7 @@ def kernel_table(dtype: torch.dtype, variant: str | None = None) -> KernelTable:
     return KernelTable(variant, *(getattr(kernels, name)[index] for name in names))
 
 
-def openmp_runtimes() -> tuple[str, ...]:
-    """The OpenMP runtimes in this process. More than one is a mistake: their threads would fight for the cores."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = {line.split()[-1] for line in maps if ".so" in line}
-    return tuple(sorted(path for path in paths if any(name in path for name in ("libgomp", "libiomp", "libomp"))))
+def openmp_path() -> str:
+    """The file of the OpenMP runtime that the kernels run on; it should be torch's. Raises KernelsMissing."""
+    path: bytes = library().cl_openmp_path()
+    return path.decode()

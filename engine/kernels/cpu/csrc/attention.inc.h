@@ -16,9 +16,10 @@ enum { TILE_QUERIES = 32, SPAN = 128, RANGE = 512, MAX_HEAD_DIM = 512 };
 
 // ---- storing
 
-// Length-`dim` x as floats: normalised by `weight`, then rotated by the angles of one token (each if there).
-static void NAME(prepare_head)(const elem *x, int64_t dim, const float *weight, float eps, const elem *cos,
-                               const elem *sin, int64_t rotary_dim, float *out) {
+// One head as floats: normalised by `weight`, then rotated by the angles of one token (each if there).
+static void NAME(prepare_head)(const struct cl_write_kv *op, const elem *x, const float *weight, const elem *cos,
+                               const elem *sin, float *out) {
+    const int64_t dim = op->key_dim, half = op->rotary_dim / 2;
     vf squares = vf_set(0.0f);
     for (int64_t d = 0; d < dim; d += LANES) {
         const int64_t n = min_(LANES, dim - d);
@@ -27,15 +28,19 @@ static void NAME(prepare_head)(const elem *x, int64_t dim, const float *weight, 
         vf_store_n(out + d, y, n);
     }
     if (weight) {
-        const vf factor = vf_set(1.0f / sqrtf(vf_sum(squares) / (float)dim + eps));
+        const vf factor = vf_set(1.0f / sqrtf(vf_sum(squares) / (float)dim + op->eps));
         for (int64_t d = 0; d < dim; d += LANES) {
             const int64_t n = min_(LANES, dim - d);
             vf_store_n(out + d, vf_load_n(out + d, n) * factor * vf_load_n(weight + d, n), n);
         }
     }
     if (!cos) return;
-    const int64_t half = rotary_dim / 2;
-    for (int64_t d = 0; d < half; d += LANES) {
+    for (int64_t i = 0; op->rotates_pairs && i < half; i++) {
+        const float a = out[2 * i], b = out[2 * i + 1], c = NAME(get)(cos[i]), s = NAME(get)(sin[i]);
+        out[2 * i] = a * c - b * s;
+        out[2 * i + 1] = b * c + a * s;
+    }
+    for (int64_t d = 0; !op->rotates_pairs && d < half; d += LANES) {
         const int64_t n = min_(LANES, half - d);
         vf a = vf_load_n(out + d, n), b = vf_load_n(out + half + d, n);
         vf rotated_a = a * NAME(load_n)(cos + d, n) - b * NAME(load_n)(sin + d, n);
@@ -59,7 +64,7 @@ static void NAME(write_kv)(const void *args, int thread, int num_threads) {
         const int64_t slot = (*op->slots)[t], block = slot / block_size, place = slot % block_size;
         for (int64_t h = 0; op->q && h < op->num_heads; h++) {
             elem *q = (elem *)op->q + t * op->q_stride + h * op->key_dim;
-            NAME(prepare_head)(q, op->key_dim, op->q_weight, op->eps, cos, sin, op->rotary_dim, head);
+            NAME(prepare_head)(op, q, op->q_weight, cos, sin, head);
             for (int64_t d = 0; d < op->key_dim; d += LANES) {
                 const int64_t n = min_(LANES, op->key_dim - d);
                 NAME(store_n)(q + d, vf_load_n(head + d, n), n);
@@ -71,7 +76,7 @@ static void NAME(write_kv)(const void *args, int thread, int num_threads) {
             elem *keys = (elem *)op->k_cache + ((block * op->num_kv_heads + g) * key_packs * block_size + place) * PK;
             elem *values = (elem *)op->v_cache + (block * op->num_kv_heads + g) * block_size * value_width +
                            place / PK * value_width * PK + place % PK;
-            NAME(prepare_head)(k, op->key_dim, op->k_weight, op->eps, cos, sin, op->rotary_dim, head);
+            NAME(prepare_head)(op, k, op->k_weight, cos, sin, head);
             head[op->key_dim] = 0.0f; // the other half of an odd last pair
             for (int64_t d = 0; d < key_packs * PK; d++) keys[d / PK * block_size * PK + d % PK] = NAME(put)(head[d]);
             for (int64_t d = 0; d < op->value_dim; d++) values[d * PK] = v[d];

@@ -114,7 +114,8 @@ struct cl_rows {
 //     values  [num_blocks][G][block_size / PK][value_dim][PK]    tokens in pairs, dims across
 //
 // Normalises (if `q_weight`/`k_weight`), rotates (if `cos`) and stores: q in place, k and v at `slots`. Rotation is of
-// the first `rotary_dim` dims, half against half.
+// the first `rotary_dim` dims: dim i with dim rotary_dim / 2 + i, or neighbours with each other (`rotates_pairs`), both
+// by the angle whose cosine is cos[i].
 struct cl_write_kv {
     const int64_t *num_rows; // tokens
     void *q;                 // elem [T, H, key_dim] or NULL
@@ -139,6 +140,7 @@ struct cl_write_kv {
     int64_t rotary_dim;
     int64_t block_size;
     float eps;
+    int32_t rotates_pairs;
 };
 
 // Causal attention of each row's tokens to the cache.

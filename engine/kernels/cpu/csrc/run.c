@@ -1,5 +1,7 @@
 // What Python calls: choose an instruction set, run a list of calls. The only file with OpenMP in it.
 
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <omp.h>
 #include <stddef.h>
 #include <string.h>
@@ -28,6 +30,12 @@ void cl_run(const struct cl_call *calls, int64_t num_calls, int num_threads) {
 #pragma omp barrier
         }
     }
+}
+
+// The file whose OpenMP this is.
+const char *cl_openmp_path(void) {
+    Dl_info info;
+    return dladdr((void *)omp_get_num_threads, &info) ? info.dli_fname : "";
 }
 
 // Linux lets a process use AMX's registers once it has asked.

@@ -1,27 +1,17 @@
 """Builds the C kernels from the sources that are there, and runs each test with every instruction set of this host."""
 
-import platform
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from engine.kernels.cpu.library import VARIANTS, variants
-
-ROOT = Path(__file__).parents[5]
+from tests.cpu_kernels import build_kernels
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _built() -> None:
-    if platform.machine() != "x86_64" or platform.system() != "Linux":
-        pytest.skip("the C kernels are for Linux on x86-64")
-    if shutil.which("gcc") is None and shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, check=True)
+    build_kernels()
 
 
 @pytest.fixture(params=VARIANTS)

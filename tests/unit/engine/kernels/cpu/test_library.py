@@ -1,15 +1,16 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.kernels.cpu import library
-from engine.kernels.cpu.library import KernelsMissing, kernel_table, openmp_runtimes, variants
+from engine.kernels.cpu.library import KernelsMissing, kernel_table, openmp_path, variants
 
 
 def test_openmp_is_torchs() -> None:
-    library.library()
-    runtimes = openmp_runtimes()
-    assert len(runtimes) == 1
-    assert "torch" in runtimes[0]
+    """By file: other packages may bring runtimes of their own, which is their business."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/torch/" in line}
+    assert openmp_path() in mapped
 
 
 def test_the_first_variant_is_the_default() -> None:

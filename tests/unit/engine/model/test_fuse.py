@@ -1,0 +1,216 @@
+"""Fusing: what is replaced, that nothing changes but rounding, and that what differs stays as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ModelError
+from engine.kernels.cpu.back_end import CpuKernels
+from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
+from engine.model import attention, fuse
+from engine.model.batch import pack_step
+from engine.model.forward import PagedForward
+from engine.params import SamplingParams
+from engine.plan import PlanRow, StepPlan
+from tests.cpu_kernels import build_kernels
+from tests.factories_models import tiny_config, tiny_model
+
+LENGTHS = (30, 1, 17)
+
+LIKE_LLAMA = {
+    "ernie4_5": "neighbouring dims rotated",
+    "gemma2": "norms after attention and MLP, soft-cap, windows, 1 + weight in norms",
+    "glm": "neighbouring dims rotated, only some of them, gate and up joined",
+    "granite": "factors on what is added",
+    "llama": "plain",
+    "mistral": "windows",
+    "phi3": "projections joined",
+    "qwen2": "biases",
+    "qwen3": "norms of query and key heads",
+    "smollm3": "a layer that is not rotated",
+}
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    build_kernels()
+
+
+def paged_model(model_type: str, **overrides: Any) -> Any:
+    attention.register()
+    model = tiny_model(tiny_config(model_type, **overrides))
+    model.set_attn_implementation(attention.ATTENTION_NAME)
+    return model.requires_grad_(False)
+
+
+def specs_of(model: Any) -> list[LayerSpec]:
+    config = model.config
+    num_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    return [LayerSpec(num_kv_heads, key_dim=8, value_dim=8)] * config.num_hidden_layers
+
+
+def fuse_it(model: Any, **options: Any) -> None:
+    fuse.fuse_model(model, CpuKernels(model.dtype, 16), specs_of(model), max_model_len=256, **options)
+
+
+def logits_of(model: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Of three rows in one step, one of which continues a context of the first's blocks."""
+    kernels = CpuKernels(dtype, 16)
+    capacity = KVCapacity(num_blocks=8, block_size=16)
+    storage = KVStorage.allocate(specs_of(model), capacity, dtype, torch.device("cpu"), kernels.empty_cache)
+    for tensor in (*storage.keys, *storage.values):
+        tensor.fill_(0.5)
+    rows = tuple(
+        PlanRow(i, list(range(3, 3 + length)), start, (2 * i, 2 * i + 1), SamplingParams())
+        for i, (length, start) in enumerate(zip(LENGTHS, (0, 20, 5), strict=True))
+    )
+    step = pack_step(StepPlan(rows), 16)
+    forward = PagedForward(model, kernels, {None}, torch.device("cpu"))
+    return forward(step, storage).clone()
+
+
+def kinds(model: Any) -> Counter[str]:
+    return Counter(type(module).__name__ for module in model.modules())
+
+
+@pytest.mark.parametrize("model_type", LIKE_LLAMA)
+def test_layers_like_llamas_are_one_call(model_type: str) -> None:
+    model = paged_model(model_type)
+    before = logits_of(model)
+    fuse_it(model)
+    found = kinds(model)
+    assert found["FusedLayers"] == 1
+    assert found["JoinedLayer"] == model.config.num_hidden_layers - 1
+    assert found["FusedLinear"] == 1  # the output layer
+    assert found["FusedNorm"] == 1  # the last norm
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_with_angles_of_their_own_are_not_joined() -> None:
+    model = paged_model("gemma3_text", num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"])
+    before = logits_of(model)
+    fuse_it(model)
+    assert kinds(model)["FusedLayers"] == 2
+    assert kinds(model)["JoinedLayer"] == 1
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_oss", "mixtral", "olmo2", "cohere"])
+def test_other_models_are_fused_in_parts(model_type: str) -> None:
+    model = paged_model(model_type)
+    before = logits_of(model)
+    fuse_it(model)
+    assert kinds(model)["FusedLayers"] == 0
+    assert kinds(model)["FusedLinear"] > 0
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_exist_once() -> None:
+    """Nothing of the original is left but what is not a weight; a tied embedding is read from the output layer."""
+    model = paged_model("llama", tie_word_embeddings=True)
+    before = logits_of(model)
+    fuse_it(model)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 0
+    assert kinds(model)["SharedEmbedding"] == 1
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_stays_near_float32() -> None:
+    exact = logits_of(paged_model("llama"))
+    model = paged_model("llama").to(torch.bfloat16)
+    rough = logits_of(model, torch.bfloat16).float()
+    fuse_it(model)
+    fused = logits_of(model, torch.bfloat16)
+    assert fused.dtype == torch.float32
+    assert (fused - exact).norm() < 1.2 * (rough - exact).norm()
+
+
+def test_int8() -> None:
+    model = paged_model("llama")
+    before = logits_of(model)
+    fuse_it(model, int8=True)
+    decoder = next(module.decoder for module in model.modules() if isinstance(module, fuse.FusedLayers))
+    assert decoder.layers[0].down.weight.dtype == torch.int8
+    assert 1e-4 < (logits_of(model) - before).norm() / before.norm() < 0.1
+
+
+def wrap_forward(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    original = module.forward
+    module.forward = lambda *args, **kwargs: change(original(*args, **kwargs))  # type: ignore[method-assign]
+
+
+def test_a_layer_that_computes_something_else_stays(caplog: pytest.LogCaptureFixture) -> None:
+    model = paged_model("llama", num_hidden_layers=3)
+    wrap_forward(model.model.layers[1], lambda hidden: 1.01 * hidden)
+    before = logits_of(model)
+    with caplog.at_level(logging.WARNING):
+        fuse_it(model)
+    assert "model.layers.1 stays" in caplog.text
+    assert kinds(model)["LlamaDecoderLayer"] == 1
+    assert kinds(model)["FusedLayers"] == 2
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_what_depends_on_far_positions_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """As models do that sharpen the attention of tokens beyond the context that they were first trained for."""
+    model = paged_model("llama")
+    layer = model.model.layers[0]
+    original = layer.forward
+
+    def forward(hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        far = (kwargs["position_ids"] > 200)[..., None]
+        return torch.where(far, 1.5, 1.0) * original(hidden_states, **kwargs)
+
+    layer.forward = forward
+    with caplog.at_level(logging.WARNING):
+        fuse_it(model)
+    assert "model.layers.0 stays" in caplog.text
+
+
+def test_a_part_too_many_leaves_a_layer_alone() -> None:
+    model = paged_model("llama")
+    model.model.layers[0].self_attn.extra = nn.Identity()
+    fuse_it(model)
+    assert kinds(model)["LlamaDecoderLayer"] == 1
+
+
+def test_a_model_that_comes_out_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = paged_model("llama")
+    monkeypatch.setattr(fuse, "_is_same_layer", lambda *_, **__: True)
+    wrap_forward(model.model.layers[0], lambda hidden: 1.5 * hidden)
+    with pytest.raises(ModelError, match="come out wrong with fused modules"):
+        fuse_it(model)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Logits bit for bit, alone and in company, in one chunk and in two."""
+    model = paged_model("llama").to(torch.bfloat16)
+    fuse_it(model)
+    kernels = CpuKernels(torch.bfloat16, 16)
+
+    def run(*steps: tuple[PlanRow, ...]) -> Tensor:
+        storage = KVStorage.allocate(
+            specs_of(model), KVCapacity(8, 16), torch.bfloat16, torch.device("cpu"), kernels.empty_cache
+        )
+        forward = PagedForward(model, kernels, {None}, torch.device("cpu"))
+        for step in steps:
+            logits = forward(pack_step(StepPlan(step), 16), storage)[0].clone()
+        return logits
+
+    tokens = list(range(5, 45))
+    mine = PlanRow(0, tokens, 0, (3, 1, 4), SamplingParams())
+    other = PlanRow(1, tokens[:20], 0, (5, 2), SamplingParams())
+    first, second = (
+        PlanRow(0, tokens[:23], 0, (3, 1, 4), None),
+        PlanRow(0, tokens[23:], 23, (3, 1, 4), SamplingParams()),
+    )
+    alone = run((mine,))
+    assert torch.equal(run((mine, other)), alone)
+    assert torch.equal(run((first, other), (second,)), alone)
