@@ -185,7 +185,7 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases: around what they are
-                parameter += 0.2 * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
             else:
                 parameter.copy_(0.25 * torch.randn_like(parameter))
     return model

@@ -28,7 +28,7 @@ only for sequences longer than those that are tried out at load (sparse attentio
 
 
 class Unsupported(Exception):
-    """The model wants something of its attention that is not done here. The text is a clause: see `families.refusal`."""
+    """The model wants something of its attention that is not done here. The text is a clause (`families.refusal`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,15 @@ from typing import Any
 
 from engine.errors import ModelError
 
-SUPPORTED: tuple[str, ...] = tuple(
-    """
+_SUPPORTED = """
     afmoe apertus arcee axk1 biogpt bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5
     ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe
     glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoehybrid
     granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jais2 jetmoe llama longcat_flash mimo_v2_flash
     minicpm3 minimax_m2 ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3
     phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu
-    """.split()
-)
+"""
+SUPPORTED: tuple[str, ...] = tuple(_SUPPORTED.split())
 """`model_type`s whose greedy output equals transformers' `generate()`, token for token (`tests/integration`)."""
 
 ATTENDING_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})

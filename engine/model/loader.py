@@ -189,7 +189,7 @@ def _read_weights(
     from transformers import AutoModelForCausalLM
 
     try:
-        with _counting_bars(lambda done: report("loading the model", done)):
+        with _quietly_counting(lambda done: report("loading the model", done)):
             model, info = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
@@ -200,13 +200,14 @@ def _read_weights(
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
             )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"out of memory on {device} while loading the model", setting="device") from error
     except Exception as error:
         text = " ".join(str(error).split())
         raise ModelError(f"the model in {path} cannot be loaded: {text}", setting="model") from error
-    absent = sorted(info["missing_keys"]) + sorted(str(entry) for entry in info["mismatched_keys"])
+    absent = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if absent:
         raise ModelError(
             f"the weights in {path} are not those of its config: {len(absent)} are missing or of another shape, "
@@ -217,8 +218,8 @@ def _read_weights(
 
 
 @contextmanager
-def _counting_bars(report: Callable[[float], None]) -> Iterator[None]:
-    """Turn transformers' progress bars into calls of `report` with the share that is done."""
+def _quietly_counting(report: Callable[[float], None]) -> Iterator[None]:
+    """Turn transformers' progress bars into calls of `report` with the share that is done; errors alone are logged."""
     from transformers.utils import logging
 
     class Bar:
@@ -243,11 +244,14 @@ def _counting_bars(report: Callable[[float], None]) -> Iterator[None]:
             if self.total:
                 report(min(self.count / self.total, 1.0))
 
-    previous = logging.set_tqdm_hook(lambda _factory, args, options: Bar(*args, **options))
+    hook = logging.set_tqdm_hook(lambda _factory, args, options: Bar(*args, **options))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_tqdm_hook(previous)
+        logging.set_verbosity(verbosity)
+        logging.set_tqdm_hook(hook)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

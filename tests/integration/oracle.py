@@ -59,7 +59,7 @@ def generate_alone(directory: Path, prompts: Sequence[Prompt]) -> list[list[int]
 def make_case(
     directory: Path, prompts: Sequence[Prompt], model_type: str, **overrides: object
 ) -> tuple[Path, list[list[int]]]:
-    """A tiny random model of this family, and what the oracle makes of the prompts; the first seed without near ties."""
+    """A tiny random model of this family, and the oracle's outputs, for the first seed without near ties."""
     config = tiny_config(model_type, **overrides)
     for seed in range(5):
         path = save_tiny_model(directory / str(seed), config, seed)
