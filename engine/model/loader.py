@@ -66,6 +66,8 @@ def load_model(
     report("reading the model's config")
     use_threads(config.num_threads)
     device = resolve_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # for this thread: its streams and events are that device's
     dtype = resolve_dtype(config.dtype, device)
     model_config = _read_config(path)
     check_config(model_config)
