@@ -16,7 +16,7 @@ from server.auth import RequireKey, load_keys
 from server.errors import routing_error
 from server.metrics import CountResponses, Metrics
 from server.metrics import router as metrics_router
-from server.middleware import ErrorEnvelope, LimitBody, RequestId
+from server.middleware import AnswerErrors, LimitBody, RequestId
 from server.openapi import openapi_of
 from server.routes import chat, completions, models, status
 from server.serving import Serving
@@ -55,7 +55,7 @@ def create_app(settings: Settings, engine: AsyncEngine, metrics: Metrics | None 
     app.add_middleware(LimitBody)
     if keys:
         app.add_middleware(RequireKey, keys=keys)
-    app.add_middleware(ErrorEnvelope, on_refused=metrics.rejected)
+    app.add_middleware(AnswerErrors, on_refused=metrics.rejected)
     app.add_middleware(RequestId)
     app.add_middleware(CountResponses, metrics=metrics)
     return app
@@ -76,6 +76,6 @@ def _lifespan_of(metrics: Metrics) -> Callable[[FastAPI], AbstractAsyncContextMa
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:
-    """For what the router raises; all other errors go up to ErrorEnvelope."""
+    """For what the router raises; all other errors go up to AnswerErrors."""
     assert isinstance(error, HTTPException)
     return routing_error(error, request.method, request.url.path).response()

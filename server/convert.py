@@ -35,7 +35,7 @@ TEMPLATE_SWITCHES = frozenset({"enable_thinking", "thinking", "thinking_budget",
 class Generation:
     """One request to the engine: one choice."""
 
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: tuple[int, ...]
     params: SamplingParams
 
 
@@ -62,13 +62,11 @@ class Converter:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
         n = self._check(body, num_prompts=len(body.prompt))
         params = _sampling_params(body, _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS))
-        add_special_tokens = _given(body.add_special_tokens, True)
-        prompts: list[Sequence[int]] = []
-        for prompt in body.prompt:
-            if isinstance(prompt, str):
-                prompts.append(await self._encoder.encode(prompt, add_special_tokens=add_special_tokens))
-            else:
-                prompts.append(prompt)
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        prompts = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
+        if texts:  # then all of them are
+            add_special_tokens = _given(body.add_special_tokens, True)
+            prompts = await self._encoder.encode(texts, add_special_tokens=add_special_tokens)
         return self._work(body, prompts, params, n)
 
     async def chat(self, body: ChatCompletionRequest) -> Work:
@@ -90,7 +88,7 @@ class Converter:
         """Refuse what can be refused without the prompt's tokens. Returns `n`."""
         served = self._engine.info.name
         if body.model is not None and body.model != served:
-            raise ModelNotFound(f"the model {body.model!r} is not served here: {served!r} is", param="model")
+            raise ModelNotFound(f"the model {body.model[:100]!r} is not served here: {served!r} is", param="model")
         if body.stream_options is not None and not body.stream:
             raise _invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
         if len(body.cache_salt or "") > limits.MAX_CACHE_SALT_LEN:
@@ -107,7 +105,7 @@ class Converter:
         for prompt in prompts:
             self._engine.check(prompt, params)
         choices = [replace(params, seed=_choice_seed(params.seed, j)) for j in range(n)]
-        generations = tuple(Generation(prompt, choice) for prompt in prompts for choice in choices)
+        generations = tuple(Generation(tuple(prompt), choice) for prompt in prompts for choice in choices)
         return Work(generations, n, priority=_given(body.priority, 0), cache_salt=body.cache_salt or "")
 
 

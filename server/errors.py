@@ -1,6 +1,6 @@
 """Errors as clients see them: one table from what was raised to a status, one body for all of them.
 
-Whatever is raised while a request is answered ends here, by way of `middleware.ErrorEnvelope` before the first byte
+Whatever is raised while a request is answered ends here, by way of `middleware.AnswerErrors` before the first byte
 and of `sse.EventStream` after it. The text of an unforeseen error goes to the log, never to a client.
 """
 

@@ -1,6 +1,6 @@
 """What happens to every request around its route. Plain ASGI, since an event of a stream passes through all of it.
 
-CountResponses > RequestId > ErrorEnvelope > RequireKey (auth) > LimitBody > the routes        (outermost first)
+CountResponses > RequestId > AnswerErrors > RequireKey (auth) > LimitBody > the routes        (outermost first)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_fit(request_id: str) -> bool:
     return 0 < len(request_id) <= MAX_REQUEST_ID_LEN and request_id.isascii() and request_id.isprintable()
 
 
-class ErrorEnvelope:
+class AnswerErrors:
     """Answers whatever was raised before the first byte with the one error body."""
 
     def __init__(self, app: ASGIApp, on_refused: Callable[[str], None]) -> None:

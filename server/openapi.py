@@ -29,13 +29,16 @@ _REQUESTS: tuple[type[ApiModel], ...] = (CompletionRequest, ChatCompletionReques
 _ANSWERS: tuple[type[ApiModel], ...] = (Completion, CompletionChunk, ChatCompletion, ChatCompletionChunk)
 
 
-def generation_docs(request: type[ApiModel], full: type[ApiModel], chunk: type[ApiModel]) -> dict[str, Any]:
-    """What a completions route is documented with: arguments for its decorator."""
+def generation_docs(
+    request: type[ApiModel], full: type[ApiModel], chunk: type[ApiModel], *, example: dict[str, Any]
+) -> dict[str, Any]:
+    """What a completions route is documented with: arguments for its decorator. `example`: a body to try it with."""
     content = {
         "application/json": {"schema": _reference(full)},
         "text/event-stream": {"schema": _reference(chunk)},
     }
-    body = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
+    json_body = {"schema": _reference(request), "example": example}
+    body = {"required": True, "content": {"application/json": json_body}}
     return {
         "response_model": None,
         "openapi_extra": {"requestBody": body},

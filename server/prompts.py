@@ -16,10 +16,10 @@ from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
 LONG_TEXT_LEN = 8_000
-"""Texts from here on, in characters, go to the worker thread."""
+"""What has this many characters, or more, goes to the worker thread."""
 
 LONG_CHAT_LEN = 50
-"""Chats from here on, in messages, do so too: templates are interpreted."""
+"""Chats of this many messages, or more, do so too: templates are interpreted."""
 
 _CHARS_PER_TOKEN = 16
 """No language has as many on average: a text this many times longer than the context is probably too long for it."""
@@ -35,9 +35,10 @@ class PromptEncoder:
         self._max_model_len = max_model_len
         self._worker = anyio.CapacityLimiter(1)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The token ids of `text`. Raises RequestError for text that is not Unicode or far too long."""
-        return await self._run(len(text) >= LONG_TEXT_LEN, lambda: self._encode(text, add_special_tokens))
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """The token ids of each text. Raises RequestError for one that is not Unicode or far too long."""
+        is_long = sum(map(len, texts)) >= LONG_TEXT_LEN
+        return await self._run(is_long, lambda: [self._encode(text, add_special_tokens) for text in texts])
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, template_kwargs: Mapping[str, Any], add_special_tokens: bool

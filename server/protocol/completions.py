@@ -13,7 +13,7 @@ Prompt = str | list[int]
 
 
 def _as_prompts(value: Any) -> list[Prompt]:
-    """All forms of `prompt` as one: a list of prompts, each a text or token ids."""
+    """All forms of `prompt` as one: a list, of texts only or of token ids only."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):

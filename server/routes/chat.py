@@ -17,7 +17,10 @@ def router(serving: Serving) -> APIRouter:
     routes = APIRouter(tags=["Generation"])
     shape = ChatShape()
 
-    @routes.post("/v1/chat/completions", **generation_docs(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk))
+    example = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}
+    docs = generation_docs(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk, example=example)
+
+    @routes.post("/v1/chat/completions", **docs)
     async def create_chat_completion(request: Request) -> Response:
         """Answer the last message of a conversation."""
         body = await read_body(request, ChatCompletionRequest)

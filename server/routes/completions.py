@@ -17,7 +17,9 @@ def router(serving: Serving) -> APIRouter:
     routes = APIRouter(tags=["Generation"])
     shape = CompletionShape()
 
-    @routes.post("/v1/completions", **generation_docs(CompletionRequest, Completion, CompletionChunk))
+    example = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
+
+    @routes.post("/v1/completions", **generation_docs(CompletionRequest, Completion, CompletionChunk, example=example))
     async def create_completion(request: Request) -> Response:
         """Go on from a text."""
         body = await read_body(request, CompletionRequest)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 def run(engine: FakeEngine, num_choices: int) -> Chunks:
     """Choice i has the prompt [i]."""
-    generations = tuple(Generation([i], SamplingParams()) for i in range(num_choices))
+    generations = tuple(Generation((i,), SamplingParams()) for i in range(num_choices))
     return run_choices(cast(AsyncEngine, engine), Work(generations, 1, priority=3, cache_salt="salt"))
 
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EngineDead, Overloaded, RequestError
 from server.errors import BodyTooLarge
-from server.middleware import ErrorEnvelope, LimitBody, RequestId
+from server.middleware import AnswerErrors, LimitBody, RequestId
 
 pytestmark = pytest.mark.anyio
 
@@ -86,18 +86,18 @@ async def test_refused_requests_are_counted_faults_of_ours_are_not(
     error: Exception, method: str, refused: list[str]
 ) -> None:
     codes: list[str] = []
-    sent = await call(ErrorEnvelope(raising(error), codes.append), method=method)
+    sent = await call(AnswerErrors(raising(error), codes.append), method=method)
     assert codes == refused
     assert b'{"error":{"message":' in sent[1]["body"]
 
 
 async def test_a_client_that_has_left_is_not_answered() -> None:
-    assert await call(ErrorEnvelope(raising(ClientDisconnect()), print)) == []
+    assert await call(AnswerErrors(raising(ClientDisconnect()), print)) == []
 
 
 async def test_an_error_after_the_first_byte_goes_on_to_the_server() -> None:
     with pytest.raises(ValueError, match="late"):
-        await call(ErrorEnvelope(raising(ValueError("late"), after=True), print))
+        await call(AnswerErrors(raising(ValueError("late"), after=True), print))
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +125,7 @@ async def test_a_length_that_is_none_is_not_trusted(said: str) -> None:
     assert sent[1]["body"] == b"12345"
 
 
-@pytest.mark.parametrize("middleware", [RequestId, LimitBody, lambda app: ErrorEnvelope(app, print)])
+@pytest.mark.parametrize("middleware", [RequestId, LimitBody, lambda app: AnswerErrors(app, print)])
 async def test_what_is_no_request_passes_through(middleware: Any) -> None:
     seen = []
 

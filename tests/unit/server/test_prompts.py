@@ -36,10 +36,16 @@ def make(max_model_len: int = 1_000_000) -> tuple[PromptEncoder, WatchedTokenize
 
 async def test_a_short_text_is_encoded_here_a_long_one_is_not() -> None:
     encoder, tokenizer = make()
-    await encoder.encode("x" * (LONG_TEXT_LEN - 1), add_special_tokens=True)
-    await encoder.encode("x" * LONG_TEXT_LEN, add_special_tokens=True)
+    await encoder.encode(["x" * (LONG_TEXT_LEN - 1)], add_special_tokens=True)
+    await encoder.encode(["x" * LONG_TEXT_LEN], add_special_tokens=True)
     here = threading.get_ident()
     assert [thread == here for thread in tokenizer.threads] == [True, False]
+
+
+async def test_many_short_texts_are_together_a_long_one() -> None:
+    encoder, tokenizer = make()
+    assert await encoder.encode(["a", "bc"] * (LONG_TEXT_LEN // 3 + 1), add_special_tokens=False)
+    assert threading.get_ident() not in tokenizer.threads
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ async def test_a_chat_is_rendered_elsewhere_if_it_is_long(messages: list[dict[st
 async def test_of_a_text_that_is_far_too_long_only_the_beginning_is_read() -> None:
     encoder, tokenizer = make(max_model_len=1000)
     with pytest.raises(RequestError, match="more than 16001 tokens; the context length is 1000") as caught:
-        await encoder.encode("x" * 10_000_000, add_special_tokens=True)
+        await encoder.encode(["x" * 10_000_000], add_special_tokens=True)
     assert caught.value.code == "context_length_exceeded"
     assert tokenizer.lengths == [16_000]
 
@@ -71,4 +77,5 @@ async def test_a_long_text_of_few_tokens_is_read_whole() -> None:
             return super().encode(text)[::100]
 
     encoder = PromptEncoder(cast(Tokenizer, Sparing()), max_model_len=1000)
-    assert len(await encoder.encode("x" * 50_000, add_special_tokens=False)) == 501
+    (token_ids,) = await encoder.encode(["x" * 50_000], add_special_tokens=False)
+    assert len(token_ids) == 501

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +40,7 @@ async def chunks_of(said: Said, *, num_cached: int = 0, **end: Any) -> Chunks:
 
 
 def make_answer(shape: Shape, num_choices: int = 1, n: int = 1) -> Answer:
-    work = Work((Generation([1, 2, 3], SamplingParams()),) * num_choices, n, priority=0, cache_salt="")
+    work = Work((Generation((1, 2, 3), SamplingParams()),) * num_choices, n, priority=0, cache_salt="")
     return Answer(shape, work, model="fake", fingerprint="fp_1")
 
 
@@ -83,12 +85,20 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 @both
-@given(said=st.lists(st.tuples(st.integers(0, 2), st.text(max_size=5)), max_size=12), seed=st.randoms())
-async def test_the_stream_joined_is_the_full_answer(
-    shape: Shape, full_model: type[BaseModel], chunk_model: type[BaseModel], said: list[tuple[int, str]], seed: Any
+@given(said=st.lists(st.tuples(st.integers(0, 2), st.text(max_size=5)), max_size=12), random=st.randoms())
+def test_the_stream_joined_is_the_full_answer(
+    shape: Shape,
+    full_model: type[BaseModel],
+    chunk_model: type[BaseModel],
+    said: list[tuple[int, str]],
+    random: random.Random,
 ) -> None:
-    said = [*said, (0, ""), (1, "x"), (2, "")]
-    seed.shuffle(said)
+    said = [*said, (0, ""), (1, "x"), (2, "")]  # each choice ends somewhere, also with nothing to say
+    random.shuffle(said)
+    asyncio.run(check_stream_against_full(shape, said))
+
+
+async def check_stream_against_full(shape: Shape, said: Said) -> None:
     answer = await full(shape, said, 3, 3, num_cached=2)
     events = await stream(shape, said, 3, 3, num_cached=2, reports=UsageReports(at_end=True))
     *chunks, usage = events
