@@ -98,7 +98,7 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, block_size: int)
 
     if name == "cpu" and device.type != "cpu":
         raise ConfigError(f"kernels is cpu, but the model is on {device}", setting="kernels", hint="use auto")
-    if name == "cpu":  # not yet: auto
+    if name != reference.NAME and device.type == "cpu":
         from engine.kernels.cpu.back_end import CpuKernels
         from engine.kernels.cpu.library import KernelsMissing
 

@@ -7,14 +7,17 @@ together, arriving at different times, in chunks, through the paged cache. Float
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from config.schema import ModelConfig
+from config.schema import KernelBackend, ModelConfig
 from engine.model.families import SUPPORTED
 from engine.model.loader import LoadedModel, load_model
+from tests.cpu_kernels import build_kernels
 from tests.factories_models import FAMILIES
 from tests.integration.oracle import Prompt, generate_packed, make_case
 
@@ -41,6 +44,12 @@ IN_DEPTH = (
 """Families that run with every size of chunk; the others with one that cuts every prompt."""
 
 
+BLOCK_SIZES = {"reference": 4, "cpu": 16}
+"""The smallest blocks that each back end is tried with."""
+
+Case = tuple[Path, list[list[int]]]
+
+
 def make_prompts() -> list[Prompt]:
     numbers = random.Random(0)
     prompts = [[numbers.randrange(128) for _ in range(length)] for length in PROMPT_LENS]
@@ -48,19 +57,35 @@ def make_prompts() -> list[Prompt]:
     return [Prompt(tuple(p), n) for p, n in zip(prompts, OUTPUT_LENS, strict=True)]
 
 
-def load(path: Path) -> LoadedModel:
-    return load_model(path, ModelConfig(device="cpu", dtype="float32", kernels="reference", num_threads=1))
+def load(path: Path, kernels: KernelBackend = "reference") -> LoadedModel:
+    config = ModelConfig(device="cpu", dtype="float32", kernels=kernels, num_threads=1)
+    return load_model(path, config, block_size=BLOCK_SIZES[kernels])
 
 
+@pytest.fixture(scope="module")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """A family's tiny model and the oracle's outputs, made once for all back ends."""
+
+    @cache
+    def make(model_type: str) -> Case:
+        return make_case(tmp_path_factory.mktemp(model_type), make_prompts(), model_type)
+
+    return make
+
+
+@pytest.mark.parametrize("kernels", BLOCK_SIZES)
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
-def test_family(model_type: str, tmp_path: Path) -> None:
+def test_family(model_type: str, kernels: KernelBackend, case_of: Callable[[str], Case]) -> None:
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {model_type}")
+    if kernels == "cpu":
+        build_kernels()
     prompts = make_prompts()
-    path, expected = make_case(tmp_path, prompts, model_type)
-    loaded = load(path)
+    path, expected = case_of(model_type)
+    loaded = load(path, kernels)
     for chunk in CHUNKS if model_type in IN_DEPTH else (7,):
-        assert generate_packed(loaded, prompts, max_num_batched_tokens=chunk) == expected, f"chunks of {chunk}"
+        outputs = generate_packed(loaded, prompts, max_num_batched_tokens=chunk, block_size=BLOCK_SIZES[kernels])
+        assert outputs == expected, f"chunks of {chunk}"
 
 
 def test_every_supported_family_is_proved() -> None:

@@ -18,6 +18,10 @@ VARIANTS = ("amx", "avx512bf16", "avx512", "avx2")
 """Instruction sets, the fastest first."""
 
 
+DIRECTORY = Path(__file__).parent
+"""Where the built library lies."""
+
+
 class KernelsMissing(Exception):
     """The C kernels cannot be used here. The text says why, and what to do."""
 
@@ -220,7 +224,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises KernelsMissing."""
-    found = sorted(Path(__file__).parent.glob("_kernels*.so"))
+    found = sorted(DIRECTORY.glob("_kernels*.so"))
     if not found:
         raise KernelsMissing("the C kernels were not built: install again with a C compiler on an x86-64 host")
     try:
