@@ -33,7 +33,7 @@ def explain(
 ) -> int:
     """Run a few prompts by static and by continuous batching, and show what each computes, step by step.
 
-    Takes under a minute on two cores. The model computes in float32, so that both ways must give the same tokens; the
+    Takes a minute or two on two cores. The model computes in float32, so that both ways must give the same tokens; the
     exit status is 1 if they do not.
 
     Parameters

@@ -136,13 +136,15 @@ def _draw_title(figure: Figure, comparison: Comparison) -> None:
 
 def _draw_timeline(ax: Axes, timeline: Timeline, jobs: Sequence[Job], num_steps: int) -> None:
     """Bars: slots down, steps across."""
+    from matplotlib.ticker import MaxNLocator
+
     ax.set_xlim(0, num_steps)
     ax.set_ylim(timeline.num_slots - 0.5, -0.5)
     ax.set_yticks(range(timeline.num_slots), [f"{slot + 1}" for slot in range(timeline.num_slots)])
     ax.set_ylabel("slot", labelpad=3, **SMALL)
     ax.tick_params(length=0, labelsize=min(11, 40 / timeline.num_slots), labelcolor=FAINT)
     ax.tick_params(axis="x", labelsize=11)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     ax.spines[:].set_visible(False)
     for segment in timeline.segments():
         idle = segment.phase is Phase.IDLE
