@@ -45,7 +45,10 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket that listens on the address. Raises BindError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+        # Connections inherit it. asyncio sets it only on sockets that it makes; without, a stream takes 40 ms more.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
     except socket.gaierror as error:
         raise BindError(f"there is no address {host}", hint="--host 127.0.0.1 for this machine only") from error
     except OSError as error:
