@@ -18,7 +18,7 @@ from server.metrics import CountResponses, Metrics
 from server.metrics import router as metrics_router
 from server.middleware import AnswerErrors, LimitBody, RequestId
 from server.openapi import openapi_of
-from server.routes import chat, completions, models, status
+from server.routes import chat, completions, models, status, tokenize
 from server.serving import Serving
 
 _DESCRIPTION = "OpenAI-compatible routes to one language model. Errors have one shape everywhere: `ErrorEnvelope`."
@@ -47,7 +47,7 @@ def create_app(settings: Settings, engine: AsyncEngine, metrics: Metrics | None 
         redirect_slashes=False,
         exception_handlers={HTTPException: _on_routing_error},
     )
-    for make_router in (completions.router, chat.router, models.router, status.router):
+    for make_router in (completions.router, chat.router, tokenize.router, models.router, status.router):
         app.include_router(make_router(serving))
     app.include_router(metrics_router(metrics), tags=["Status"])
     app.openapi = openapi_of(app, needs_key=bool(keys))  # type: ignore[method-assign]

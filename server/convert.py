@@ -17,12 +17,14 @@ from engine.client import AsyncEngine
 from engine.errors import RequestError
 from engine.params import SamplingParams
 from server import limits
+from server.chat.conversation import Conversation
 from server.chat.messages import to_template
 from server.errors import ModelNotFound
 from server.prompts import PromptEncoder
-from server.protocol.chat import ChatCompletionRequest
+from server.protocol.chat import ChatCompletionRequest, ChatMessage
 from server.protocol.completions import CompletionRequest
 from server.protocol.generation import GenerationRequest
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where it is left out, as OpenAI has it. Chat goes on up to the context length."""
@@ -57,6 +59,8 @@ class Converter:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._encoder = PromptEncoder(engine.tokenizer, max_model_len=engine.info.max_model_len)
+        self._any_length = PromptEncoder(engine.tokenizer, max_model_len=None)
+        """For texts that are counted, or cut afterwards; they have their own thread, and hold no prompt up."""
 
     async def completion(self, body: CompletionRequest) -> Work:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
@@ -66,7 +70,7 @@ class Converter:
         prompts = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
         if texts:  # then all of them are
             add_special_tokens = _given(body.add_special_tokens, True)
-            prompts = await self._encoder.encode(texts, add_special_tokens=add_special_tokens)
+            prompts = await self._encoder_for(body).encode(texts, add_special_tokens=add_special_tokens)
         return self._work(body, prompts, params, n)
 
     async def chat(self, body: ChatCompletionRequest) -> Work:
@@ -77,18 +81,61 @@ class Converter:
             names["max_tokens"] = "max_completion_tokens"
         with _renamed(names):
             params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens))
-            prompt = await self._encoder.encode_chat(
-                to_template(body.messages),
-                template_kwargs=_template_switches(body.chat_template_kwargs or {}),
-                add_special_tokens=_given(body.add_special_tokens, False),
+            prompt = await self._encoder_for(body).encode_chat(
+                _conversation(body, body.messages), add_special_tokens=_given(body.add_special_tokens, False)
             )
             return self._work(body, [prompt], params, n)
 
+    async def tokenize(self, body: TokenizeRequest) -> list[int]:
+        """The tokens of a text or a conversation, however many. Raises RequestError or ModelNotFound."""
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise _invalid("prompt", "exactly one of prompt and messages is required")
+        if body.messages is not None:
+            conversation = _conversation(body, body.messages)
+            add_special_tokens = _given(body.add_special_tokens, False)
+            return await self._any_length.encode_chat(conversation, add_special_tokens=add_special_tokens)
+        texts = [body.prompt or ""]
+        add_special_tokens = _given(body.add_special_tokens, True)
+        (tokens,) = await self._any_length.encode(texts, add_special_tokens=add_special_tokens)
+        return tokens
+
+    async def detokenize(self, body: DetokenizeRequest) -> str:
+        """The tokens' text. Raises RequestError or ModelNotFound."""
+        self._check_model(body.model)
+        vocab_size = self._engine.info.vocab_size
+        for token_id in body.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise _invalid("tokens", f"tokens has {token_id}; this model's ids are 0 to {vocab_size - 1}")
+        return await self._any_length.decode(body.tokens)
+
+    def _encoder_for(self, body: GenerationRequest) -> PromptEncoder:
+        """What is cut is read whole first."""
+        return self._encoder if body.truncate_prompt_tokens is None else self._any_length
+
+    def _truncated(
+        self, prompts: Sequence[Sequence[int]], body: GenerationRequest, params: SamplingParams
+    ) -> Sequence[Sequence[int]]:
+        """The ends of the prompts, if they are to be cut."""
+        num_tokens = body.truncate_prompt_tokens
+        if num_tokens is None:
+            return prompts
+        if num_tokens == -1:
+            num_tokens = max(1, self._engine.info.max_model_len - (params.max_tokens or 1))
+        if num_tokens < 1:
+            raise _invalid(
+                "truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or at least 1, got {num_tokens}"
+            )
+        return [prompt[-num_tokens:] for prompt in prompts]
+
+    def _check_model(self, model: str | None) -> None:
+        served = self._engine.info.name
+        if model is not None and model != served:
+            raise ModelNotFound(f"the model {model[:100]!r} is not served here: {served!r} is", param="model")
+
     def _check(self, body: GenerationRequest, *, num_prompts: int) -> int:
         """Refuse what can be refused without the prompt's tokens. Returns `n`."""
-        served = self._engine.info.name
-        if body.model is not None and body.model != served:
-            raise ModelNotFound(f"the model {body.model[:100]!r} is not served here: {served!r} is", param="model")
+        self._check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise _invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
         if len(body.cache_salt or "") > limits.MAX_CACHE_SALT_LEN:
@@ -102,6 +149,7 @@ class Converter:
         return n
 
     def _work(self, body: GenerationRequest, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int) -> Work:
+        prompts = self._truncated(prompts, body, params)
         for prompt in prompts:
             self._engine.check(prompt, params)
         choices = [replace(params, seed=_choice_seed(params.seed, j)) for j in range(n)]
@@ -144,6 +192,16 @@ def _choice_seed(seed: int | None, choice: int) -> int | None:
         return seed
     digest = hashlib.blake2b(f"{seed % 2**64}/{choice}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
+
+
+def _conversation(body: ChatCompletionRequest | TokenizeRequest, messages: Sequence[ChatMessage]) -> Conversation:
+    goes_on = bool(body.continue_final_message)
+    return Conversation(
+        to_template(messages),
+        add_generation_prompt=_given(body.add_generation_prompt, not goes_on),
+        continue_final_message=goes_on,
+        template_kwargs=_template_switches(body.chat_template_kwargs or {}),
+    )
 
 
 def _template_switches(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from server.protocol.base import ApiModel
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completions import Completion, CompletionChunk, CompletionRequest
 from server.protocol.errors import ErrorEnvelope
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
 
@@ -25,7 +26,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "The server is at fault, or has no room", "model": ErrorEnvelope},
 }
 
-_REQUESTS: tuple[type[ApiModel], ...] = (CompletionRequest, ChatCompletionRequest)
+_REQUESTS: tuple[type[ApiModel], ...] = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
 _ANSWERS: tuple[type[ApiModel], ...] = (Completion, CompletionChunk, ChatCompletion, ChatCompletionChunk)
 
 
@@ -37,14 +38,16 @@ def generation_docs(
         "application/json": {"schema": _reference(full)},
         "text/event-stream": {"schema": _reference(chunk)},
     }
+    docs = body_docs(request, example=example)
+    ok = {200: {"description": "In full, or with `stream` chunk by chunk", "content": content}}
+    return docs | {"response_model": None, "responses": ok | docs["responses"]}
+
+
+def body_docs(request: type[ApiModel], *, example: dict[str, Any]) -> dict[str, Any]:
+    """What a route that reads its body itself is documented with. `example`: a body to try it with."""
     json_body = {"schema": _reference(request), "example": example}
     body = {"required": True, "content": {"application/json": json_body}}
-    return {
-        "response_model": None,
-        "openapi_extra": {"requestBody": body},
-        "responses": {200: {"description": "In full, or with `stream` chunk by chunk", "content": content}}
-        | ERROR_RESPONSES,
-    }
+    return {"openapi_extra": {"requestBody": body}, "responses": ERROR_RESPONSES}
 
 
 def openapi_of(app: FastAPI, *, needs_key: bool) -> Callable[[], dict[str, Any]]:

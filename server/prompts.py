@@ -6,14 +6,15 @@ go to a worker thread (the tokenizer lets the interpreter go on meanwhile). One 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
+from server.chat.conversation import Conversation
 
 LONG_TEXT_LEN = 8_000
 """What has this many characters, or more, goes to the worker thread."""
@@ -30,7 +31,8 @@ _T = TypeVar("_T")
 class PromptEncoder:
     """Makes prompts for one model. Event loop only; works in at most one other thread."""
 
-    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int | None) -> None:
+        """`max_model_len`: what is far longer is refused early; None takes texts of any length."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._worker = anyio.CapacityLimiter(1)
@@ -40,28 +42,22 @@ class PromptEncoder:
         is_long = sum(map(len, texts)) >= LONG_TEXT_LEN
         return await self._run(is_long, lambda: [self._encode(text, add_special_tokens) for text in texts])
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, template_kwargs: Mapping[str, Any], add_special_tokens: bool
-    ) -> list[int]:
-        """The token ids of a conversation, up to where the assistant's answer begins.
+    async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a conversation, as its template writes it. Raises RequestError, also in its words."""
+        is_long = len(conversation.messages) >= LONG_CHAT_LEN or conversation.num_chars >= LONG_TEXT_LEN
+        return await self._run(is_long, lambda: self._encode(conversation.render(self._tokenizer), add_special_tokens))
 
-        `messages` as `chat.messages.to_template` makes them. Raises RequestError, also with the template's own words.
-        """
-
-        def render_and_encode() -> list[int]:
-            text = self._tokenizer.render_chat(messages, template_kwargs=template_kwargs)
-            return self._encode(text, add_special_tokens)
-
-        num_chars = sum(len(part["text"]) for message in messages for part in message.get("content", ()))
-        return await self._run(len(messages) >= LONG_CHAT_LEN or num_chars >= LONG_TEXT_LEN, render_and_encode)
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens too."""
+        is_long = len(token_ids) >= LONG_TEXT_LEN
+        return await self._run(is_long, lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     async def _run(self, is_long: bool, work: Callable[[], _T]) -> _T:
         return await anyio.to_thread.run_sync(work, limiter=self._worker) if is_long else work()
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Refuses a text that is far too long by its beginning: that must not cost as much as reading it."""
-        enough = self._max_model_len * _CHARS_PER_TOKEN
-        if len(text) > enough:
+        if self._max_model_len is not None and len(text) > (enough := self._max_model_len * _CHARS_PER_TOKEN):
             num_tokens = len(self._tokenizer.encode(text[:enough], add_special_tokens=add_special_tokens))
             if num_tokens > self._max_model_len + _CHARS_PER_TOKEN:  # the cut may have split a few tokens
                 raise RequestError(

@@ -40,15 +40,25 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [self.bos_token_id] * add_special_tokens + [ord(character) for character in text]
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(each) for each in token_ids if not (skip_special_tokens and each == self.bos_token_id))
+
     def render_chat(
-        self, messages: Sequence[dict[str, Any]], *, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         self.chats.append((list(messages), dict(template_kwargs or {})))
         roles = [message["role"] for message in messages]
         if "tool" in roles and "assistant" not in roles:
             raise RequestError("Conversation roles must alternate", param="messages", code="invalid_value")
         lines = [f"<{each['role']}>{self._text(each.get('content') or [])}\n" for each in messages]
-        return "".join(lines) + "<assistant>"
+        if continue_final_message:
+            return "".join(lines)[:-1]
+        return "".join(lines) + "<assistant>" * add_generation_prompt
 
     @staticmethod
     def _text(parts: Sequence[dict[str, str]]) -> str:

@@ -69,6 +69,10 @@ class ChatCompletionRequest(GenerationRequest):
     """The conversation so far, in order."""
     max_completion_tokens: int | None = documented(minimum=1)
     """The newer name of `max_tokens`; wins if both are there."""
+    add_generation_prompt: bool | None = None
+    """Open the assistant's turn. On by default, unless `continue_final_message` is."""
+    continue_final_message: bool | None = None
+    """Leave the last message open, and go on with it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Switches of the model's chat template, such as `enable_thinking`."""
 

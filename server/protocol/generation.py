@@ -85,6 +85,8 @@ class GenerationRequest(ApiModel):
     """Leave special tokens out of the text."""
     add_special_tokens: bool | None = None
     """Begin the prompt with the model's begin-of-text token. On by default, but off for chat: templates have it."""
+    truncate_prompt_tokens: int | None = documented(minimum=-1)
+    """Keep this many of the prompt's last tokens; -1: as many as the context has room for beside `max_tokens`."""
     stream: bool | None = None
     """Send the text as it comes, as server-sent events."""
     stream_options: StreamOptions | None = None

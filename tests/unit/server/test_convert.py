@@ -211,3 +211,39 @@ async def test_a_dead_engine_is_told_before_anything_is_queued() -> None:
     with pytest.raises(EngineDead, match="it broke"):
         await complete(engine)
     assert engine.calls == []
+
+
+async def test_a_chat_may_go_on_with_its_last_message_or_open_no_turn() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    (goes_on,) = (await chat(messages=messages, continue_final_message=True)).generations
+    assert list(goes_on.prompt_token_ids) == ids("<user>hi\n<assistant>Well")
+    (closed,) = (await chat(messages=messages, add_generation_prompt=False)).generations
+    assert list(closed.prompt_token_ids) == ids("<user>hi\n<assistant>Well\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"prompt": "x" * 5000 + "abc", "truncate_prompt_tokens": 3}, "abc"),
+        ({"prompt": "abc", "truncate_prompt_tokens": 2}, "bc"),
+        ({"prompt": ids("abc"), "truncate_prompt_tokens": 3}, "abc"),
+        ({"prompt": ids("abc"), "truncate_prompt_tokens": 4}, "abc"),
+        ({"prompt": "x" * 5000, "truncate_prompt_tokens": -1}, "x" * (64 - 16)),
+        ({"prompt": "x" * 5000, "truncate_prompt_tokens": -1, "max_tokens": 4}, "x" * 60),
+    ],
+)
+async def test_a_prompt_may_be_cut_to_its_end(fields: dict[str, Any], prompt: str) -> None:
+    (generation,) = (await complete(**fields)).generations
+    assert list(generation.prompt_token_ids) == ids(prompt)
+
+
+async def test_a_chat_may_be_cut_to_its_end() -> None:
+    (generation,) = (await chat(truncate_prompt_tokens=5)).generations
+    assert list(generation.prompt_token_ids) == ids("tant>")
+
+
+@pytest.mark.parametrize("num_tokens", [0, -2])
+async def test_a_prompt_is_not_cut_to_nothing(num_tokens: int) -> None:
+    with pytest.raises(RequestError, match="-1 or at least 1") as caught:
+        await complete(truncate_prompt_tokens=num_tokens)
+    assert caught.value.param == "truncate_prompt_tokens"

@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
+from server.chat.conversation import Conversation
 from server.prompts import LONG_CHAT_LEN, LONG_TEXT_LEN, PromptEncoder
 from tests.factories_engine import FakeTokenizer
 
@@ -59,7 +60,7 @@ async def test_many_short_texts_are_together_a_long_one() -> None:
 )
 async def test_a_chat_is_rendered_elsewhere_if_it_is_long(messages: list[dict[str, Any]], is_here: bool) -> None:
     encoder, tokenizer = make()
-    await encoder.encode_chat(messages, template_kwargs={}, add_special_tokens=False)
+    await encoder.encode_chat(Conversation(messages), add_special_tokens=False)
     assert [thread == threading.get_ident() for thread in tokenizer.threads] == [is_here]
 
 
