@@ -22,6 +22,9 @@ RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))
     > requirements.txt
 
 FROM build AS build-cpu
+# For the C kernels. Any gcc from 12 on will do, hence no version; it stays in this stage.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # PyTorch's CPU build, without 3 GB of CUDA libraries. Its index has torch alone at the versions we pin: hence --no-deps.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -142,6 +142,29 @@ def _check_device(settings: Settings) -> Iterator[Finding]:
         yield Finding("device", "ok", f"cpu ({build})")
 
 
+def _check_kernels(settings: Settings) -> Iterator[Finding]:
+    import torch
+
+    from engine.kernels.cpu.library import KernelsMissing, openmp_path, variants
+
+    if settings.engine.model.device != "cpu" and torch.cuda.is_available():
+        return
+    try:
+        fastest, openmp = (variants() or ("none that this processor has",))[0], openmp_path()
+    except KernelsMissing as reason:
+        advice = "install gcc, then make clean and make serve; the reference kernels take several times as long"
+        yield Finding("kernels", "warn", f"reference only: {reason}", advice)
+        return
+    found = f"cpu: {fastest}, OpenMP of {openmp}"
+    is_shared = Path(torch.__file__).parent in Path(openmp).parents
+    yield Finding(
+        "kernels",
+        "ok" if is_shared else "warn",
+        found,
+        "" if is_shared else "threads of two OpenMP runtimes compete: use torch's own wheel",
+    )
+
+
 def _check_cpu(_: Settings) -> Iterator[Finding]:
     from engine.machine import usable_cores
 
@@ -235,6 +258,7 @@ CHECKS: tuple[Check, ...] = (
     _check_libraries,
     _check_device,
     _check_cpu,
+    _check_kernels,
     _check_memory,
     _check_port,
     _check_model,
