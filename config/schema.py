@@ -16,6 +16,7 @@ from typing import Literal
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KernelBackend = Literal["auto", "reference", "cpu"]
+Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_MODEL = "smollm2"
@@ -51,6 +52,9 @@ class ModelConfig:
 
     fuse: bool = True
     """With the `cpu` kernels: replace the model's layers by fused ones, each compared with the original first."""
+
+    quantization: Quantization = "none"
+    """Weights in fewer bits, converted at load. `int8`: of the linear layers, with the `cpu` kernels."""
 
     num_threads: int | None = field(default=None, metadata={"at_least": 1})
     """CPU threads the engine computes with. By default the cores this process may use."""

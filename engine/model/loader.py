@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +81,7 @@ def load_model(
     back_end = kernels.choose(config.kernels, device, dtype, block_size)
     layers = probe_model(model, back_end, max_model_len)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if config.fuse and back_end.NAME.startswith("cpu"):
-        from engine.model.fuse import fuse_model
-
-        fuse_model(model, back_end, [layer.spec for layer in layers], max_model_len)
+    _fuse(model, config, back_end, layers, max_model_len)
     return LoadedModel(
         model=model,
         layers=layers,
@@ -96,6 +93,29 @@ def load_model(
         eos_token_ids=_eos_token_ids(model),
         num_parameters=num_parameters,
     )
+
+
+def _fuse(
+    model: PreTrainedModel,
+    config: ModelConfig,
+    back_end: Kernels,
+    layers: Sequence[AttentionLayer],
+    max_model_len: int,
+) -> None:
+    """Replace modules by fused ones, if the back end has any. Raises ConfigError for a quantization without them."""
+    from engine.kernels.cpu.back_end import CpuKernels
+
+    if isinstance(back_end, CpuKernels) and config.fuse:
+        from engine.model.fuse import fuse_model
+
+        specs = [layer.spec for layer in layers]
+        fuse_model(model, back_end, specs, max_model_len, int8=config.quantization == "int8")
+    elif config.quantization != "none":
+        raise ConfigError(
+            f"quantization {config.quantization} needs the cpu kernels and fused modules",
+            setting="quantization",
+            hint="use --kernels cpu and --fuse, or --quantization none",
+        )
 
 
 def resolve_max_model_len(text_config: Any, asked: int | None) -> int:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ModelError
+from config.schema import ModelConfig
+from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.back_end import CpuKernels
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
 from engine.model import attention, fuse
 from engine.model.batch import pack_step
 from engine.model.forward import PagedForward
+from engine.model.loader import load_model
 from engine.params import SamplingParams
 from engine.plan import PlanRow, StepPlan
 from tests.cpu_kernels import build_kernels
-from tests.factories_models import tiny_config, tiny_model
+from tests.factories_models import save_tiny_model, tiny_config, tiny_model
 
 LENGTHS = (30, 1, 17)
 
@@ -214,3 +218,13 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     alone = run((mine,))
     assert torch.equal(run((mine, other)), alone)
     assert torch.equal(run((first, other), (second,)), alone)
+
+
+def test_quantization_is_a_setting(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, tiny_config("llama"))
+    config = ModelConfig(device="cpu", dtype="float32", kernels="cpu", quantization="int8", num_threads=1)
+    layers = [module for module in load_model(path, config).model.modules() if isinstance(module, fuse.FusedLayers)]
+    assert layers[0].decoder.layers[1].gate_up.weight.dtype == torch.int8
+    for without in ({"kernels": "reference"}, {"fuse": False}):
+        with pytest.raises(ConfigError, match="quantization int8 needs"):
+            load_model(path, dataclasses.replace(config, **without))
