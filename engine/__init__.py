@@ -8,7 +8,7 @@ from engine.core import ModelInfo
 from engine.errors import ConfigError, EngineDead, EngineError, ModelError, Overloaded, RequestError
 from engine.llm import Completion, LLMEngine
 from engine.messages import EngineStats, StepReport, StepStats
-from engine.params import SamplingParams
+from engine.params import GrammarSpec, SamplingParams
 from engine.request import FinishReason
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "EngineError",
     "EngineStats",
     "FinishReason",
+    "GrammarSpec",
     "LLMEngine",
     "ModelError",
     "ModelInfo",

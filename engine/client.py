@@ -15,16 +15,18 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from config.schema import EngineConfig
 from engine.core import EngineCore, ModelInfo, check_fit
 from engine.errors import EngineDead
+from engine.grammar.compiler import GrammarCompiler, result_of
+from engine.grammar.matcher import CompiledGrammar
 from engine.loop import EngineLoop
 from engine.messages import Abort, EngineStats, Event, Failed, StepReport, Submit
 from engine.output import Chunk, RequestOutput, Usage
-from engine.params import SamplingParams
+from engine.params import GrammarSpec, SamplingParams
 from engine.progress import Progress
 from engine.request import FinishReason
 from engine.text.tokenizer import Tokenizer
@@ -79,6 +81,7 @@ class AsyncEngine:
         )
         self.info: ModelInfo
         self.tokenizer: Tokenizer
+        self._grammars: GrammarCompiler | None = None
 
     @classmethod
     async def start(cls, config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
@@ -130,7 +133,8 @@ class AsyncEngine:
     ) -> AsyncGenerator[Chunk, None]:
         """Generate one output, chunk by chunk. Closing the generator aborts the request.
 
-        The request is queued when the first chunk is asked for. Raises RequestError at once, EngineError subclasses
+        The request is queued when the first chunk is asked for, and `params.grammar` is compiled then, if it has not
+        been. Raises RequestError at once (for a grammar that is refused with the first chunk), EngineError subclasses
         while it runs.
         """
         self.check(prompt_token_ids, params)
@@ -146,11 +150,15 @@ class AsyncEngine:
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Stop the engine thread after its current step. Open requests fail with EngineDead."""
+        if self._grammars is not None:  # it has loaded
+            self._grammars.close()
         ended = await asyncio.to_thread(self._loop.stop, timeout_s)
         if not ended:
             logger.error("the engine thread did not end within %g s", timeout_s)
 
     async def _generate(self, request: Submit) -> AsyncGenerator[Chunk, None]:
+        if request.params.grammar is not None:
+            request = replace(request, grammar=await self._compile(request.params.grammar))
         self._check_alive()
         stream = self._streams[request.request_id] = _Stream()
         output = RequestOutput(self.tokenizer, request)
@@ -166,6 +174,12 @@ class AsyncEngine:
         finally:
             self._abort(request.request_id, FinishReason.ABORT)
 
+    async def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        assert self._grammars is not None
+        future = self._grammars.compile(spec)
+        # Shielded: others may wait for the same one.
+        return result_of(spec, await asyncio.shield(asyncio.wrap_future(future)))
+
     def _abort(self, request_id: int, reason: FinishReason) -> None:
         if self._streams.pop(request_id, None) is not None:
             self._loop.post(Abort(request_id, reason))
@@ -177,6 +191,9 @@ class AsyncEngine:
     def _make(self) -> EngineCore:
         core, self.tokenizer = self._make_core()
         self.info = core.info
+        self._grammars = GrammarCompiler(
+            self.tokenizer.to_json, vocab_size=self.info.vocab_size, eos_token_ids=self.info.eos_token_ids
+        )
         return core
 
     def _call(self, function: Callable[[_T], None], argument: _T) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.errors import EngineError, RequestError
+from engine.errors import RequestError
 from engine.messages import (
     Abort,
     EngineStats,
@@ -119,7 +119,8 @@ def _check_choice(info: ModelInfo, params: SamplingParams) -> None:
 
 def end_token_ids(info: ModelInfo, params: SamplingParams) -> frozenset[int]:
     """The tokens that end a request's output."""
-    return (frozenset() if params.ignore_eos else info.eos_token_ids) | frozenset(params.stop_token_ids)
+    ignore_eos = params.ignore_eos and params.grammar is None
+    return (frozenset() if ignore_eos else info.eos_token_ids) | frozenset(params.stop_token_ids)
 
 
 def _check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
@@ -242,6 +243,7 @@ class EngineCore:
             cache_salt=message.cache_salt,
             arrival_s=message.arrival_s,
             eos_token_ids=end_token_ids(self.info, params),
+            constraint=None if message.grammar is None else message.grammar.start(),
         )
 
     def _record(self, outcomes: Sequence[Outcome], now_s: float) -> tuple[list[float], list[float]]:
@@ -252,7 +254,7 @@ class EngineCore:
             request = outcome.request
             if outcome.error is not None:
                 del self._requests[request.request_id]
-                self._events.append(Failed(request.request_id, EngineError(outcome.error)))
+                self._events.append(Failed(request.request_id, outcome.error))
                 continue
             if request.last_token_s is None:
                 request.first_token_s = now_s
@@ -263,8 +265,8 @@ class EngineCore:
             tokens = TokensOut(request.request_id, (outcome.token_id,), request.num_cached_tokens or 0)
             self._events.append(tokens)
             if outcome.finish_reason is not None:
-                stopped = outcome.finish_reason is FinishReason.STOP
-                self._end(request, outcome.finish_reason, outcome.token_id if stopped else None)
+                stop_token_id = outcome.token_id if outcome.token_id in request.eos_token_ids else None
+                self._end(request, outcome.finish_reason, stop_token_id)
         return ttft_s, itl_s
 
     def _end(self, request: Request, reason: FinishReason, stop_token_id: int | None = None) -> None:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from config.schema import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.core import ModelInfo, check_fit
 from engine.errors import RequestError
+from engine.grammar.compiler import GrammarCompiler, result_of
 from engine.messages import Abort, Event, StepReport, Submit
 from engine.output import Chunk, RequestOutput
 from engine.params import SamplingParams
@@ -51,6 +52,9 @@ class LLMEngine:
         from engine.build import build_engine  # brings torch and transformers
 
         self._core, self._tokenizer = build_engine(_make_config({"model": model, **settings}))
+        self._grammars = GrammarCompiler(
+            self._tokenizer.to_json, vocab_size=self.info.vocab_size, eos_token_ids=self.info.eos_token_ids
+        )
         self._ids = itertools.count()
 
     @property
@@ -95,7 +99,11 @@ class LLMEngine:
     def _make_job(self, prompt: str | Sequence[int], params: SamplingParams) -> _Job:
         token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         check_fit(self.info, token_ids, params)
-        return _Job(Submit(next(self._ids), tuple(token_ids), params, arrival_s=time.monotonic()), self._tokenizer)
+        grammar = None
+        if params.grammar is not None:
+            grammar = result_of(params.grammar, self._grammars.compile(params.grammar).result())
+        submit = Submit(next(self._ids), tuple(token_ids), params, arrival_s=time.monotonic(), grammar=grammar)
+        return _Job(submit, self._tokenizer)
 
     def _deliver(self, report: StepReport, open_jobs: dict[int, _Job]) -> int:
         """Hand each job its events and forget those that are complete; returns the number of new tokens."""

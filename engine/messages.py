@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError
 from engine.params import SamplingParams
-from engine.request import FinishReason
+from engine.request import FinishReason, Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Submit:
     priority: int = 0
     cache_salt: str = ""
     arrival_s: float = 0.0
+    grammar: Grammar | None = None
+    """`params.grammar`, compiled: a request waits for that before it is submitted."""
 
 
 @dataclass(frozen=True, slots=True)

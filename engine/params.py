@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from engine.errors import RequestError
 
@@ -12,7 +14,41 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
+MAX_GRAMMAR_LEN = 128 * 1024
 MIN_TEMPERATURE = 1e-5  # below it, logits / temperature overflows: such a request is greedy
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an output must be, as its author wrote it. Whether it can be compiled is found out later (`engine.grammar`).
+
+    Raises `RequestError` naming `param` when it is empty, too long or not Unicode.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    text: str = ""
+    """A JSON schema, as JSON; a regular expression in Rust's syntax, for all of the output; a JSON array of strings,
+    one of which the output is; a grammar in llguidance's variant of Lark. For json_object nothing."""
+    param: str = field(default="grammar", compare=False)
+    """The field of the request that it came in: what errors name."""
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any], *, param: str = "grammar") -> GrammarSpec:
+        """JSON that validates against this schema."""
+        return cls("json_schema", json.dumps(schema, ensure_ascii=False), param)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str], *, param: str = "grammar") -> GrammarSpec:
+        """One of these texts."""
+        _check(bool(choices), param, "none", "a choice of at least one string")
+        return cls("choice", json.dumps(list(choices)), param)
+
+    def __post_init__(self) -> None:
+        if self.kind != "json_object":
+            _check(bool(self.text), self.param, '""', f"a {self.kind} that is not empty")
+        length = len(self.text)
+        _check(length <= MAX_GRAMMAR_LEN, self.param, f"{length}", f"at most {MAX_GRAMMAR_LEN} characters long")
+        _check(_is_unicode(self.text), self.param, "a lone surrogate", "Unicode text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +104,11 @@ class SamplingParams:
     """Leave the stop string in the text."""
 
     ignore_eos: bool = False
-    """Go on after an end-of-text token."""
+    """Go on after an end-of-text token. Of no effect with a grammar, which says itself where the output ends."""
+
+    grammar: GrammarSpec | None = None
+    """Choose only tokens that lead to an output of this form. What ends the output early may still leave it
+    incomplete: `max_tokens`, the context's length, `stop` and `stop_token_ids`."""
 
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
@@ -111,3 +151,11 @@ class SamplingParams:
 def _check(ok: bool, param: str, value: object, rule: str) -> None:
     if not ok:
         raise RequestError(f"{param} must be {rule}, got {value}", param=param, code="invalid_value")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,11 +1,12 @@
 """What one step computes (StepPlan) and what came of it (StepResult).
 
-Plain, picklable data between the scheduler and the model runner: neither side sees the other's objects.
+Plain data between the scheduler and the model runner: neither side sees the other's objects. (`PlanRow.mask` is data
+that is not there yet.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from engine.params import SamplingParams
@@ -32,6 +33,9 @@ class PlanRow:
     """How many of `context` are the prompt."""
     banned_token_ids: Collection[int] = ()
     """Tokens that may not be chosen in this step: those that would end the output before its `min_tokens`."""
+    mask: Callable[[], bytes] | None = None
+    """Works out which tokens may be chosen (`engine.request.Constraint.mask`); None: all. The sampler calls it once
+    the forward pass is under way, so that on an accelerator the two overlap."""
 
     @property
     def end(self) -> int:

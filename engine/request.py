@@ -5,8 +5,37 @@ from __future__ import annotations
 import enum
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.params import SamplingParams
+
+
+class Constraint(Protocol):
+    """What one request's output may still become. Engine thread only; `engine.grammar.matcher` has the real one."""
+
+    def mask(self) -> bytes:
+        """The tokens that may come next: bit i % 8 of byte i // 8 for token i, ceil(vocab_size / 8) bytes.
+
+        All zero once `error` is set.
+        """
+
+    def accept(self, token_id: int) -> bool:
+        """Take in the token that came next. False if that was not possible: `error` says why."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output is complete, and nothing can follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the output can be guided no further (the grammar needs more work for a token than it may)."""
+
+
+class Grammar(Protocol):
+    """A compiled grammar, for any number of requests at once."""
+
+    def start(self) -> Constraint:
+        """The constraint of a request that has no output yet."""
 
 
 class RequestStatus(enum.Enum):
@@ -48,6 +77,9 @@ class Request:
     arrival_s: float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens that end it: the model's end-of-text tokens (unless ignored) and `params.stop_token_ids`."""
+
+    constraint: Constraint | None = None
+    """Holds the output to a grammar. Told of each token once, when it becomes known: recomputing asks it nothing."""
 
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from config.schema import SchedulerConfig
+from engine.errors import EngineError, RequestError
 from engine.kv.manager import KVCacheManager
 from engine.plan import PlanRow, SampledRow, StepPlan
 from engine.request import FinishReason, Request, RequestStatus
@@ -54,8 +55,8 @@ class Outcome:
     request: Request
     token_id: int
     finish_reason: FinishReason | None = None
-    error: str | None = None
-    """Why the request's row failed; `token_id` means nothing then."""
+    error: EngineError | None = None
+    """Why the request failed; `token_id` means nothing then."""
 
 
 class Scheduler:
@@ -173,16 +174,18 @@ class Scheduler:
     def _add_row(self, step: ScheduledStep, request: Request, count: int) -> None:
         start = request.num_computed_tokens
         end = start + count
+        sampling = request.params if end == request.num_tokens else None
         row = PlanRow(
             request_id=request.request_id,
             token_ids=request.token_ids[start:end],
             start=start,
             block_ids=request.block_ids,
-            sampling=request.params if end == request.num_tokens else None,
+            sampling=sampling,
             seed=request.seed,
             context=request.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             banned_token_ids=() if request.may_end else request.eos_token_ids,
+            mask=None if request.constraint is None or sampling is None else request.constraint.mask,
         )
         step.rows.append(row)
         step.requests.append(request)
@@ -190,19 +193,36 @@ class Scheduler:
         self.kv.register(request)
 
     def _take_in(self, request: Request, result: SampledRow) -> Outcome:
-        if result.error is not None:
+        if (error := _guide(request, result)) is not None:
             self.kv.forget(request)
             self.finish(request)
-            return Outcome(request, result.token_id, error=result.error)
+            return Outcome(request, result.token_id, error=error)
         request.token_ids.append(result.token_id)
         reason = None
-        if result.token_id in request.eos_token_ids:
+        if result.token_id in request.eos_token_ids or (request.constraint and request.constraint.is_finished):
             reason = FinishReason.STOP
         elif request.num_output_tokens >= request.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self.finish(request)
         return Outcome(request, result.token_id, reason)
+
+
+def _guide(request: Request, result: SampledRow) -> EngineError | None:
+    """Tell the request's constraint of its new token. Returns what the request fails of, if it does."""
+    constraint, grammar = request.constraint, request.params.grammar
+    if constraint is None or grammar is None:
+        return None if result.error is None else EngineError(result.error)
+    if result.error is None:
+        constraint.accept(result.token_id)
+    error = constraint.error
+    if error is None and result.error is not None:
+        error = "no token is left that may come next, beside logit_bias, allowed_token_ids and min_tokens"
+    if error is None:
+        return None
+    return RequestError(
+        f"{grammar.param} can guide the output no further: {error}", param=grammar.param, code="invalid_value"
+    )
 
 
 def _order(request: Request) -> tuple[int, float, int]:

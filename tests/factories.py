@@ -127,6 +127,9 @@ class LetterTokenizer:
     pieces = Pieces(tuple(bytes([65 + i]) for i in range(VOCAB_SIZE)))
     special_token_ids = frozenset({49})
 
+    def to_json(self) -> str:
+        raise AssertionError("no test with this tokenizer has a grammar")
+
 
 def letters(token_ids: Sequence[int]) -> str:
     """The text of these tokens by LetterTokenizer."""

@@ -1,19 +1,21 @@
 """What requests change in their rows' logits before a token is chosen: masks, bias, penalties.
 
-Every edit names the tokens it touches, hundreds of a row's tens of thousands, so they are applied as lists of *cells*
-(row * vocabulary + token), all rows at once, and nothing of the size of the vocabulary is made. Tokens are counted anew
-in each step, from the row's own context: nothing is kept between steps, so nothing can be left over from one, and a
-preempted request needs no state put back.
+Every edit but a grammar's names the tokens it touches, hundreds of a row's tens of thousands, so they are applied as
+lists of *cells* (row * vocabulary + token), all rows at once, and nothing of the size of the vocabulary is made. Tokens
+are counted anew in each step, from the row's own context: nothing is kept between steps, so nothing can be left over
+from one, and a preempted request needs no state put back.
 
 Greedy rows have edits like any other: all of them can change which token is the most likely one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +24,9 @@ from engine.plan import PlanRow
 
 _Entries = list[tuple[int, PlanRow, SamplingParams]]
 """Rows that have a certain edit: place among the logits, row, its parameters."""
+
+_LIMITS = torch.tensor([[math.inf if byte >> bit & 1 else -math.inf for bit in range(8)] for byte in range(256)])
+"""float32 [256, 8]: for each byte of a mask the largest logits that its eight tokens may have."""
 
 _LARGEST = 1e30
 """Penalties make no logit larger: what is still a number when it is divided by the lowest temperature."""
@@ -35,6 +40,15 @@ def edits_of(rows: Sequence[PlanRow]) -> list[tuple[Edit, _Entries]]:
     entries = [(i, row, row.sampling) for i, row in enumerate(rows) if row.sampling is not None]
     wanted = [(edit, [entry for entry in entries if wants(entry[1], entry[2])]) for wants, edit in _ORDER]
     return [(edit, chosen) for edit, chosen in wanted if chosen]
+
+
+def _mask(logits: Tensor, chosen: _Entries) -> None:
+    """Ban what the rows' grammars do not allow; see `PlanRow.mask`."""
+    masks = bytearray().join([row.mask() for _, row, _ in chosen if row.mask is not None])
+    packed = torch.frombuffer(masks, dtype=torch.uint8).view(len(chosen), -1).to(logits.device, non_blocking=True)
+    limits = F.embedding(packed.int(), _LIMITS.to(logits.device)).flatten(1)[:, : logits.shape[-1]]
+    for (i, *_), limit in zip(chosen, limits, strict=True):
+        torch.minimum(logits[i], limit, out=logits[i])  # 1.3 ms for 32 rows of 49k; masked_fill takes 7
 
 
 def _allow(logits: Tensor, chosen: _Entries) -> None:
@@ -88,6 +102,7 @@ def _penalise_output(logits: Tensor, chosen: _Entries) -> None:
 
 
 _ORDER: Sequence[tuple[Callable[[PlanRow, SamplingParams], bool], Edit]] = (
+    (lambda row, params: row.mask is not None, _mask),
     (lambda row, params: params.allowed_token_ids is not None, _allow),
     (lambda row, params: bool(row.banned_token_ids), _ban),
     (lambda row, params: bool(params.logit_bias), _bias),

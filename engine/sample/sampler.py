@@ -1,7 +1,8 @@
 """The sampler: logits to tokens, in one documented order.
 
      0. float32                     whatever the model computes in
-     1. masks                       allowed_token_ids; no end-of-text or stop token before min_tokens    (`edits`)
+     1. masks                       the grammar's; allowed_token_ids; no end-of-text or stop token before
+                                    min_tokens                                                           (`edits`)
      2. logit_bias                  added; -100 bans the token                                           (`edits`)
      3. repetition_penalty          divides or multiplies the logits of tokens of prompt and output      (`edits`)
      4. frequency_penalty,          taken off the logits of tokens of the output                         (`edits`)

@@ -6,19 +6,21 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from engine.client import AsyncEngine, Chunk
 from engine.core import EngineCore
 from engine.errors import ConfigError, EngineDead, EngineError, RequestError
+from engine.grammar.compiler import GrammarCompiler
 from engine.messages import Finished, StepReport
-from engine.params import SamplingParams
+from engine.params import GrammarSpec, SamplingParams
 from engine.plan import StepPlan
 from engine.request import FinishReason
 from engine.text.tokenizer import Tokenizer
 from tests.factories import FakeRunner, LetterTokenizer, expected_output, letters, make_core
+from tests.factories_text import byte_level
 
 pytestmark = pytest.mark.anyio
 PROMPT = [5, 6, 7]
@@ -189,3 +191,84 @@ async def test_what_fails_to_load_raises_in_start():
 
     with pytest.raises(ConfigError, match="no such model"):
         await AsyncEngine(fail).load()
+
+
+class GrammarGate:
+    """Holds the grammars' thread until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_open = threading.Event()
+        self.begun = threading.Event()
+        self.open = self._is_open.set
+        compile_one = GrammarCompiler._compile
+
+        def held(compiler: GrammarCompiler, entry: Any) -> Any:
+            self.begun.set()
+            assert self._is_open.wait(30), "nobody opened the gate"
+            return compile_one(compiler, entry)
+
+        monkeypatch.setattr(GrammarCompiler, "_compile", held)
+
+
+@asynccontextmanager
+async def running_with_grammars() -> AsyncIterator[tuple[AsyncEngine, FakeRunner]]:
+    """An engine whose tokenizer is a real one; its fake model knows nothing of masks."""
+    core, runner = make_core()
+    engine = AsyncEngine(lambda: (core, byte_level()))
+    await engine.load()
+    try:
+        yield engine, runner
+    finally:
+        await engine.close()
+
+
+async def test_a_request_is_submitted_with_its_grammar_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch):
+    gate = GrammarGate(monkeypatch)
+    async with running_with_grammars() as (engine, runner):
+        params = SamplingParams(max_tokens=4, grammar=GrammarSpec("regex", "(.|\n)*"))
+        waiting = asyncio.create_task(anext(engine.generate(PROMPT, params)))
+        await asyncio.to_thread(gate.begun.wait, 30)
+        assert [chunk async for chunk in engine.generate(PROMPT, SamplingParams(max_tokens=2))]
+        assert not waiting.done()
+        assert all(row.mask is None for plan in runner.plans for row in plan.rows)
+        gate.open()
+        await waiting
+        assert runner.plans[-1].rows[-1].mask is not None
+
+
+async def test_leaving_while_a_grammar_is_compiled_submits_nothing(monkeypatch: pytest.MonkeyPatch):
+    gate = GrammarGate(monkeypatch)
+    async with running_with_grammars() as (engine, runner):
+        params = SamplingParams(max_tokens=2, grammar=GrammarSpec("regex", "(.|\n)*"))
+        leaving = asyncio.create_task(anext(engine.generate(PROMPT, params)))
+        staying = asyncio.create_task(anext(engine.generate(PROMPT, params)))
+        await asyncio.to_thread(gate.begun.wait, 30)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        gate.open()
+        await staying
+        assert {row.request_id for plan in runner.plans for row in plan.rows} == {1}
+
+
+async def test_a_grammar_that_is_refused_or_fails_is_the_requests_fault():
+    async with running_with_grammars() as (engine, runner):
+        params = SamplingParams(grammar=GrammarSpec("regex", "(", "response_format"))
+        with pytest.raises(RequestError, match="unclosed group") as caught:
+            await anext(engine.generate(PROMPT, params))
+        assert caught.value.param == "response_format"
+        assert runner.plans == []
+        params = SamplingParams(grammar=GrammarSpec("regex", "no such token", "response_format"))
+        with pytest.raises(RequestError, match="no further"):
+            _ = [chunk async for chunk in engine.generate(PROMPT, params)]
+        assert [chunk async for chunk in engine.generate(PROMPT, SamplingParams(max_tokens=2))]
+
+
+async def test_an_engine_that_ends_while_a_grammar_is_compiled_tells_its_request(monkeypatch: pytest.MonkeyPatch):
+    gate = GrammarGate(monkeypatch)
+    async with running_with_grammars() as (engine, _):
+        waiting = asyncio.create_task(anext(engine.generate(PROMPT, SamplingParams(grammar=GrammarSpec("regex", "a")))))
+        await asyncio.to_thread(gate.begun.wait, 30)
+        await engine.close()
+        gate.open()
+        with pytest.raises(EngineDead):
+            await waiting

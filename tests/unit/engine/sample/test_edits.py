@@ -17,6 +17,7 @@ from engine.sample import Sampler
 from engine.sample.edits import edits_of
 
 VOCAB_SIZE = 70
+MASK_BYTES = 9
 INF = float("inf")
 
 
@@ -25,6 +26,7 @@ def make_row(
     output: Sequence[int] = (),
     *,
     banned: frozenset[int] = frozenset(),
+    mask: bytes | None = None,
     seed: int = 0,
     **params: object,
 ) -> PlanRow:
@@ -40,6 +42,7 @@ def make_row(
         context=context,
         num_prompt_tokens=len(prompt),
         banned_token_ids=banned,
+        mask=None if mask is None else lambda: mask,
     )
 
 
@@ -59,6 +62,8 @@ def expected(logits: Sequence[float], row: PlanRow) -> list[float]:
     def edited_value(token: int, value: float) -> float:
         bias = params.logit_bias.get(token, 0.0)
         is_allowed = params.allowed_token_ids is None or token in params.allowed_token_ids
+        if row.mask is not None and not row.mask()[token // 8] >> token % 8 & 1:
+            return -INF
         if not is_allowed or token in row.banned_token_ids or bias == -100:
             return -INF
         value += bias
@@ -76,6 +81,7 @@ row_strategy = st.builds(
     st.lists(tokens, min_size=1, max_size=12),
     st.lists(st.integers(0, 9), max_size=12),
     banned=st.frozensets(tokens, max_size=3),
+    mask=st.none() | st.binary(min_size=MASK_BYTES, max_size=MASK_BYTES),
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
     top_p=st.sampled_from([1.0, 0.9]),
@@ -175,3 +181,17 @@ def test_rows_without_edits_are_not_looked_at() -> None:
 def test_cuda_edits_the_same(rows: list[PlanRow], seed: int) -> None:
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     torch.testing.assert_close(edited(logits.cuda(), rows).cpu(), edited(logits, rows))
+
+
+def test_logits_that_are_no_numbers_stay_so_where_a_mask_bans_them() -> None:
+    """So that the row fails, as it would without a grammar."""
+    row = make_row(mask=b"\x01" + bytes(MASK_BYTES - 1), temperature=0)
+    logits = torch.zeros(1, VOCAB_SIZE)
+    assert not Sampler().sample(logits, [row]).bad.any()
+    logits[0, 5] = float("nan")
+    assert Sampler().sample(logits, [row]).bad.all()
+
+
+def test_a_mask_that_leaves_nothing_makes_the_row_bad() -> None:
+    output = Sampler().sample(torch.zeros(2, VOCAB_SIZE), [make_row(mask=bytes(MASK_BYTES)), make_row()])
+    assert output.bad.tolist() == [True, False]
