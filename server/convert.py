@@ -25,6 +25,7 @@ from server.protocol.chat import ChatCompletionRequest, ChatMessage
 from server.protocol.completions import CompletionRequest
 from server.protocol.generation import GenerationRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.structured import grammar_of
 
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where it is left out, as OpenAI has it. Chat goes on up to the context length."""
@@ -179,6 +180,7 @@ def _sampling_params(body: GenerationRequest, max_tokens: int | None) -> Samplin
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingParams(
         max_tokens=max_tokens,
+        grammar=grammar_of(body.response_format, body.structured_outputs),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),

@@ -36,8 +36,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
     # The shape of the output
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from server.protocol.base import ApiModel, documented
+from server.protocol.structured import ResponseFormat, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -87,6 +88,10 @@ class GenerationRequest(ApiModel):
     """Begin the prompt with the model's begin-of-text token. On by default, but off for chat: templates have it."""
     truncate_prompt_tokens: int | None = documented(minimum=-1)
     """Keep this many of the prompt's last tokens; -1: as many as the context has room for beside `max_tokens`."""
+    response_format: ResponseFormat | None = None
+    """What the text must be: JSON, JSON of a schema, or anything."""
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's name for the same, with more kinds. Not beside a `response_format` that asks for JSON."""
     stream: bool | None = None
     """Send the text as it comes, as server-sent events."""
     stream_options: StreamOptions | None = None

@@ -198,7 +198,8 @@ async def test_07_wrong_method_and_unknown_route(client: httpx.AsyncClient) -> N
         ("allowed_token_ids", [-1]),
         ("min_tokens", -1),
         ("min_tokens", 99),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", "json"),
+        ("structured_outputs", {"regex": "a", "choice": ["a"]}),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ],
 )

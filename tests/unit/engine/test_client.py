@@ -179,6 +179,7 @@ async def test_open_requests_end_when_the_engine_is_closed():
         task = asyncio.create_task(collect(engine, max_tokens=50, ignore_eos=True))
         await until(lambda: engine.stats.num_waiting == 1)
         closing = asyncio.create_task(engine.close())
+        await until(lambda: not engine._loop._inbox.empty())  # it has been told to stop, in the middle of a step
         gate.open()
         await closing
         with pytest.raises(EngineDead, match="stopped"):
