@@ -17,6 +17,8 @@ from typing import Literal
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KernelBackend = Literal["auto", "reference", "cpu"]
 Quantization = Literal["none", "int8"]
+ReasoningParser = Literal["none", "think"]
+ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_MODEL = "smollm2"
@@ -109,6 +111,12 @@ class ServerConfig:
 
     api_key_file: str | None = None
     """File with one key a line (`#` starts a comment)."""
+
+    reasoning_parser: ReasoningParser = "none"
+    """How the model writes its thoughts. `think`: in `<think>` tags; chats then have them in `reasoning_content`."""
+
+    tool_parser: ToolParser = "auto"
+    """How the model writes calls of tools. `auto`: as its chat template shows; `none`: chats cannot offer tools."""
 
     log_level: LogLevel = "info"
     """Least severity that is logged."""

@@ -18,7 +18,9 @@ from engine.errors import RequestError
 from engine.params import SamplingParams
 from server import limits
 from server.chat.conversation import Conversation
+from server.chat.dialect import Dialect, offered_tools
 from server.chat.messages import to_template
+from server.chat.reader import Reading
 from server.errors import ModelNotFound
 from server.prompts import PromptEncoder
 from server.protocol.chat import ChatCompletionRequest, ChatMessage
@@ -52,13 +54,16 @@ class Work:
     """Choices for each prompt."""
     priority: int
     cache_salt: str
+    reading: Reading | None = None
+    """How the text is to be read; None if it is shown as it is."""
 
 
 class Converter:
     """Converts requests for one engine. Event loop only."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, dialect: Dialect) -> None:
         self._engine = engine
+        self._dialect = dialect
         self._encoder = PromptEncoder(engine.tokenizer, max_model_len=engine.info.max_model_len)
         self._any_length = PromptEncoder(engine.tokenizer, max_model_len=None)
         """For texts that are counted, or cut afterwards; they have their own thread, and hold no prompt up."""
@@ -77,15 +82,20 @@ class Converter:
     async def chat(self, body: ChatCompletionRequest) -> Work:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
         n = self._check(body, num_prompts=1)
+        self._dialect.check(body)
         names = {"prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         with _renamed(names):
             params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens))
             prompt = await self._encoder_for(body).encode_chat(
-                _conversation(body, body.messages), add_special_tokens=_given(body.add_special_tokens, False)
+                _conversation(body, body.messages, offered_tools(body)),
+                add_special_tokens=_given(body.add_special_tokens, False),
             )
-            return self._work(body, [prompt], params, n)
+            reading = self._dialect.reading(body, prompt, self._engine.tokenizer)
+            if reading.tool_format is not None and reading.tool_format.has_special_marks:
+                params = replace(params, skip_special_tokens=False)
+            return replace(self._work(body, [prompt], params, n), reading=reading)
 
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The tokens of a text or a conversation, however many. Raises RequestError or ModelNotFound."""
@@ -93,7 +103,8 @@ class Converter:
         if (body.prompt is None) == (body.messages is None):
             raise _invalid("prompt", "exactly one of prompt and messages is required")
         if body.messages is not None:
-            conversation = _conversation(body, body.messages)
+            tools = [tool.to_template() for tool in body.tools or ()]
+            conversation = _conversation(body, body.messages, tools or None)
             add_special_tokens = _given(body.add_special_tokens, False)
             return await self._any_length.encode_chat(conversation, add_special_tokens=add_special_tokens)
         texts = [body.prompt or ""]
@@ -196,12 +207,17 @@ def _choice_seed(seed: int | None, choice: int) -> int | None:
     return int.from_bytes(digest, "big")
 
 
-def _conversation(body: ChatCompletionRequest | TokenizeRequest, messages: Sequence[ChatMessage]) -> Conversation:
+def _conversation(
+    body: ChatCompletionRequest | TokenizeRequest,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> Conversation:
     goes_on = bool(body.continue_final_message)
     return Conversation(
         to_template(messages),
         add_generation_prompt=_given(body.add_generation_prompt, not goes_on),
         continue_final_message=goes_on,
+        tools=tools,
         template_kwargs=_template_switches(body.chat_template_kwargs or {}),
     )
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.client import Chunk, Usage
+from engine.request import FinishReason
+from server.chat.reader import Reader
+from server.chat.said import Call, Said
 from server.choices import Chunks
 from server.convert import Work
 
@@ -29,11 +32,14 @@ _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 def quote(text: str) -> str:
     """`text` as a JSON string on one line."""
-    quoted = _dump(text)
-    if not quoted.isascii():
-        for character, escape in _LINE_ENDS.items():
-            quoted = quoted.replace(character, escape)
-    return quoted
+    return _one_line(_dump(text))
+
+
+def _one_line(json_text: str) -> str:
+    if not json_text.isascii():
+        for character, escape in _LINE_ENDS.items():  # which JSON has in strings only
+            json_text = json_text.replace(character, escape)
+    return json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,10 @@ class Delta:
     finish_reason: str | None
     """On the choice's last delta only."""
     stop_reason: str | int | None
+    reasoning: str = ""
+    """The thoughts before the text."""
+    calls: tuple[dict[str, Any], ...] = ()
+    """Calls of tools, as the stream has them."""
 
 
 class Shape(Protocol):
@@ -58,8 +68,8 @@ class Shape(Protocol):
     def delta_json(self, delta: Delta) -> str:
         """The member of a stream's choice that holds the text."""
 
-    def content(self, text: str) -> dict[str, Any]:
-        """The member of a full answer's choice that holds it."""
+    def content(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """The member of a full answer's choice that holds it: what the deltas fold to."""
 
 
 class CompletionShape:
@@ -73,9 +83,9 @@ class CompletionShape:
         """See Shape."""
         return f'"text":{quote(delta.text)}'
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """See Shape."""
-        return {"text": text}
+        return {"text": _text(deltas)}
 
 
 class ChatShape:
@@ -87,13 +97,30 @@ class ChatShape:
 
     def delta_json(self, delta: Delta) -> str:
         """See Shape."""
-        if delta.is_first:
-            return f'"delta":{{"role":"assistant","content":{quote(delta.text)}}}'
-        return f'"delta":{{"content":{quote(delta.text)}}}' if delta.text else '"delta":{}'
+        members = ['"role":"assistant"'] if delta.is_first else []
+        if delta.text or (delta.is_first and not delta.reasoning and not delta.calls):
+            members.append(f'"content":{quote(delta.text)}')
+        if delta.reasoning:
+            members.append(f'"reasoning_content":{quote(delta.reasoning)}')
+        if delta.calls:
+            members.append(f'"tool_calls":{_one_line(_dump(delta.calls))}')
+        return f'"delta":{{{",".join(members)}}}'
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """See Shape."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        text = _text(deltas)
+        reasoning = "".join([delta.reasoning for delta in deltas])
+        calls = [call for delta in deltas for call in delta.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:  # without the stream's numbers
+            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
+        return {"message": message}
+
+
+def _text(deltas: Sequence[Delta]) -> str:
+    return "".join([delta.text for delta in deltas])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +135,9 @@ class UsageReports:
 class _Choice:
     """A choice so far."""
 
+    reader: Reader | None = None
+    """None if the text is shown as it is."""
+    num_calls: int = 0
     has_begun: bool = False
     usage: Usage | None = None
     deltas: list[Delta] = field(default_factory=list)
@@ -120,8 +150,9 @@ class Answer:
     def __init__(self, shape: Shape, work: Work, *, model: str, fingerprint: str) -> None:
         self._shape = shape
         self._n = work.n
+        self._reading = work.reading
         self._num_prompt_tokens = sum(len(each.prompt_token_ids) for each in work.generations[:: work.n])
-        self._choices = [_Choice() for _ in work.generations]
+        self._choices = [_Choice(None if work.reading is None else work.reading.reader()) for _ in work.generations]
         self._common = {
             "id": shape.id_prefix + secrets.token_hex(16),
             "object": shape.object,
@@ -157,11 +188,26 @@ class Answer:
         """The delta that a chunk makes; None while the text of its tokens is held back."""
         choice = self._choices[index]
         choice.usage = chunk.usage
-        if not chunk.text and chunk.finish_reason is None:
+        said = Said(chunk.text)
+        if choice.reader is not None:
+            said = choice.reader.feed(chunk.text)
+            if chunk.finish_reason is not None:
+                said += choice.reader.flush()
+        if not said and chunk.finish_reason is None:
             return None
         is_first, choice.has_begun = not choice.has_begun, True
+        calls = tuple([self._call(choice, call) for call in said.calls])
         finish_reason = None if chunk.finish_reason is None else chunk.finish_reason.value
-        return Delta(index, chunk.text, is_first, finish_reason, chunk.stop_reason)
+        if chunk.finish_reason is FinishReason.STOP and choice.num_calls:
+            finish_reason = "tool_calls"
+        return Delta(index, said.content, is_first, finish_reason, chunk.stop_reason, said.reasoning, calls)
+
+    def _call(self, choice: _Choice, call: Call) -> dict[str, Any]:
+        """The next call of a choice, as a stream has it."""
+        assert self._reading is not None
+        index, choice.num_calls = choice.num_calls, choice.num_calls + 1
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": index, "id": self._reading.new_call_id(), "type": "function", "function": function}
 
     def _choice_json(self, delta: Delta) -> str:
         """A stream's choice."""
@@ -175,7 +221,7 @@ class Answer:
         last = deltas[-1]
         return {
             "index": last.index,
-            **self._shape.content("".join([delta.text for delta in deltas])),
+            **self._shape.content(deltas),
             "logprobs": None,
             "finish_reason": last.finish_reason,
             "stop_reason": last.stop_reason,

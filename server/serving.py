@@ -11,6 +11,7 @@ from importlib.metadata import version as package_version
 from config.schema import Settings
 from engine.client import AsyncEngine
 from server import __version__
+from server.chat.dialect import Dialect
 from server.convert import Converter
 
 
@@ -46,7 +47,8 @@ class Serving:
             transformers,
         )
         fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
-        return cls(engine, root, Converter(engine), fingerprint, torch, transformers)
+        dialect = Dialect.of(settings.server, engine.tokenizer)
+        return cls(engine, root, Converter(engine, dialect), fingerprint, torch, transformers)
 
     @property
     def model(self) -> str:

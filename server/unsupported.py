@@ -43,9 +43,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),  # of no tools
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

@@ -32,10 +32,13 @@ class FakeTokenizer:
     bos_token_id = 2
     vocab_size = VOCAB_SIZE
     has_chat_template = True
+    chat_template = "<tool_call>"  # as models that call tools have it; `render_chat` is the template
 
     def __init__(self) -> None:
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
         """What `render_chat` was given: messages and the template's arguments."""
+        self.tools: Sequence[Mapping[str, Any]] | None = None
+        """What it was given last."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [self.bos_token_id] * add_special_tokens + [ord(character) for character in text]
@@ -49,8 +52,10 @@ class FakeTokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
+        self.tools = tools
         self.chats.append((list(messages), dict(template_kwargs or {})))
         roles = [message["role"] for message in messages]
         if "tool" in roles and "assistant" not in roles:

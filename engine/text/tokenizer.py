@@ -99,6 +99,12 @@ class Tokenizer:
         """Whether `render_chat` can work."""
         return bool(self._hf.chat_template)
 
+    @property
+    def chat_template(self) -> str:
+        """The template's source, or several templates' one after another; "" if there is none."""
+        template = self._hf.chat_template or ""
+        return template if isinstance(template, str) else "\n".join(template.values())
+
     def render_chat(
         self,
         messages: Sequence[Message],

@@ -19,6 +19,8 @@ class Conversation:
     """Open the assistant's turn."""
     continue_final_message: bool = False
     """Leave the last message open instead, to be gone on with."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The tools that the model may call."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -30,6 +32,7 @@ class Conversation:
         """The text that the model goes on from. Raises RequestError, also with the template's own words."""
         return tokenizer.render_chat(
             self.messages,
+            tools=self.tools,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self.template_kwargs,

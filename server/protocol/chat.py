@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from server.protocol.base import ApiModel, documented
 from server.protocol.generation import FinishReason, GenerationRequest, Usage
@@ -62,6 +62,63 @@ class ChatMessage(ApiModel):
     """Not supported."""
 
 
+class FunctionDefinition(ApiModel):
+    """A function that the model may call."""
+
+    name: str = Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    """What it does, for the model to read."""
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments, for the model to read. Left out: it has none."""
+    strict: bool | None = None
+    """Calls that the model makes of its own accord are not held to the schema, whatever this says."""
+
+
+class Tool(ApiModel):
+    """Something that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        function = {"name": self.function.name, "description": self.function.description or ""}
+        return {"type": "function", "function": {**function, "parameters": self.function.parameters or _NO_PARAMETERS}}
+
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class NamedFunction(ApiModel):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(ApiModel):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _as_tool_choice(value: Any) -> Any:
+    """Two kinds of values; what is neither is refused in one sentence."""
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return NamedTool.model_validate(value)
+    if isinstance(value, str) and value in ("none", "auto", "required"):
+        return value
+    named = '{"type": "function", "function": {"name": ...}}'
+    raise ValueError(f'tool_choice must be "none", "auto", "required" or {named}')
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    PlainValidator(_as_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+]
+
+
 class ChatCompletionRequest(GenerationRequest):
     """A conversation in, its next message out."""
 
@@ -69,6 +126,12 @@ class ChatCompletionRequest(GenerationRequest):
     """The conversation so far, in order."""
     max_completion_tokens: int | None = documented(minimum=1)
     """The newer name of `max_tokens`; wins if both are there."""
+    tools: list[Tool] | None = Field(default=None, max_length=128)
+    """What the model may call, if its chat template knows tools and `--tool-parser` their calls."""
+    tool_choice: ToolChoice | None = None
+    """`auto`: the model may call tools. `none`: it is not shown them. Forced calls are not supported yet."""
+    parallel_tool_calls: bool | None = documented(default=True)
+    """False: only the first call of an answer is kept."""
     add_generation_prompt: bool | None = None
     """Open the assistant's turn. On by default, unless `continue_final_message` is."""
     continue_final_message: bool | None = None
@@ -77,12 +140,37 @@ class ChatCompletionRequest(GenerationRequest):
     """Switches of the model's chat template, such as `enable_thinking`."""
 
 
+class CalledFunction(ApiModel):
+    """What is called."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class AnswerCall(ApiModel):
+    """A call that the model makes."""
+
+    id: str
+    """For the message with the result: `tool_call_id`."""
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(ApiModel):
     """What the model says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null if the model calls tools and says nothing else."""
     refusal: None
+    reasoning_content: str | None = None
+    """The thoughts before it (`--reasoning-parser`). Absent if there are none."""
+    tool_calls: list[AnswerCall] | None = None
+    """Absent if there are none."""
+
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(ApiModel):
@@ -91,8 +179,9 @@ class ChatChoice(ApiModel):
     index: int
     message: AnswerMessage
     logprobs: None
-    finish_reason: FinishReason
-    """`stop`: the model ended it, or a stop string or token did. `length`: `max_tokens` or the context is used up."""
+    finish_reason: ChatFinishReason
+    """`stop`: the model ended it, or a stop string or token did. `length`: `max_tokens` or the context is used up.
+    `tool_calls`: the model ended it, and calls tools."""
     stop_reason: str | int | None
     """The stop string or token id that ended it."""
 
@@ -111,12 +200,21 @@ class ChatCompletion(ApiModel):
     usage: Usage
 
 
+class DeltaCall(AnswerCall):
+    """A call, whole: it is told once it is sure to be one."""
+
+    index: int
+    """Its number among the message's calls."""
+
+
 class Delta(ApiModel):
     """What is new in a choice's message."""
 
     role: Literal["assistant"] | None = None
     """In a choice's first chunk only."""
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[DeltaCall] | None = None
 
 
 class ChatChunkChoice(ApiModel):
@@ -125,7 +223,7 @@ class ChatChunkChoice(ApiModel):
     index: int
     delta: Delta
     logprobs: None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     """Null until the choice's last chunk."""
     stop_reason: str | int | None = None
 

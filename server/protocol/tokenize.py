@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.protocol.base import ApiModel
-from server.protocol.chat import ChatMessage
+from server.protocol.chat import ChatMessage, Tool
 
 
 class TokenizeRequest(ApiModel):
@@ -23,6 +23,8 @@ class TokenizeRequest(ApiModel):
     """With `messages`: open the assistant's turn. On by default, unless `continue_final_message` is."""
     continue_final_message: bool | None = None
     """With `messages`: leave the last one open instead."""
+    tools: list[Tool] | None = None
+    """With `messages`: the tools that the model may call."""
     chat_template_kwargs: dict[str, Any] | None = None
     """With `messages`: switches of the model's chat template."""
 

@@ -9,6 +9,7 @@ import pytest
 from engine.client import AsyncEngine
 from engine.errors import EngineDead, RequestError
 from engine.params import SamplingParams
+from server.chat.dialect import Dialect
 from server.convert import Converter, Work
 from server.errors import ModelNotFound
 from server.protocol.chat import ChatCompletionRequest
@@ -20,12 +21,12 @@ pytestmark = pytest.mark.anyio
 
 async def complete(engine: FakeEngine | None = None, **fields: Any) -> Work:
     body = CompletionRequest.model_validate({"prompt": "hi"} | fields)
-    return await Converter(cast(AsyncEngine, engine or FakeEngine())).completion(body)
+    return await Converter(cast(AsyncEngine, engine or FakeEngine()), Dialect()).completion(body)
 
 
-async def chat(engine: FakeEngine | None = None, **fields: Any) -> Work:
+async def chat(engine: FakeEngine | None = None, dialect: Dialect | None = None, **fields: Any) -> Work:
     body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
-    return await Converter(cast(AsyncEngine, engine or FakeEngine())).chat(body)
+    return await Converter(cast(AsyncEngine, engine or FakeEngine()), dialect or Dialect()).chat(body)
 
 
 def ids(text: str) -> list[int]:

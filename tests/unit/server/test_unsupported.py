@@ -63,7 +63,6 @@ def test_null_asks_for_nothing(name: str) -> None:
         {"echo": 0},
         {"length_penalty": True},
         {"length_penalty": 1.1},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"best_of": 2},
         {"modalities": ["text", "audio"]},
     ],

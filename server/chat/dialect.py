@@ -1,0 +1,84 @@
+"""What is known of the served model's way to answer: settings, and what its chat template shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from config.schema import ServerConfig
+from engine.errors import RequestError
+from engine.text.tokenizer import Tokenizer
+from server.chat.reader import Reading
+from server.chat.reasoning import opens_thoughts
+from server.chat.tools import FORMATS, detect
+from server.chat.tools.format import Format
+from server.protocol.chat import ChatCompletionRequest
+
+_PROMPT_END_LEN = 8
+"""Tokens at a prompt's end that are enough to have the tag that opens thoughts, and the blanks after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the served model writes thoughts and calls."""
+
+    thinks: bool = False
+    tool_format: Format | None = None
+    """None if it writes no calls that are known here."""
+
+    @classmethod
+    def of(cls, settings: ServerConfig, tokenizer: Tokenizer) -> Dialect:
+        """As the settings say; `auto` goes by the chat template."""
+        if settings.tool_parser == "auto":
+            tool_format = detect(tokenizer.chat_template)
+        else:
+            tool_format = FORMATS.get(settings.tool_parser)  # not there: none
+        return cls(settings.reasoning_parser == "think", tool_format)
+
+    def reading(self, body: ChatCompletionRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> Reading:
+        """How the answers to a request are to be read. `prompt`: its tokens."""
+        is_thinking = self.thinks and opens_thoughts(
+            tokenizer.decode(prompt[-_PROMPT_END_LEN:], skip_special_tokens=False)
+        )
+        names = [tool["function"]["name"] for tool in offered_tools(body) or ()]
+        return Reading(
+            thinks=self.thinks,
+            is_thinking=is_thinking,
+            tool_format=self.tool_format if names else None,
+            tool_names=frozenset(names),
+            has_parallel_calls=body.parallel_tool_calls is not False,
+        )
+
+    def check(self, body: ChatCompletionRequest) -> None:
+        """Raise RequestError for tools that the model cannot be offered."""
+        if body.tool_choice is not None and body.tool_choice != "none" and not body.tools:
+            raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_value")
+        if not isinstance(body.tool_choice, str | None) or body.tool_choice == "required":
+            raise RequestError(
+                'tool_choice may be "auto" or "none": to force a call is not supported by this server',
+                param="tool_choice",
+                code="unsupported_parameter",
+            )
+        tools = offered_tools(body) or ()
+        if tools and self.tool_format is None:
+            raise RequestError(
+                "tools cannot be offered to this model: its chat template has no calls of a form that is known here "
+                "(--tool-parser names one)",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        seen = set()
+        for index, tool in enumerate(tools):
+            name = tool["function"]["name"]
+            if name in seen:
+                where = f"tools[{index}].function.name"
+                raise RequestError(f"{where} is there twice: {name!r}", param=where, code="invalid_value")
+            seen.add(name)
+
+
+def offered_tools(body: ChatCompletionRequest) -> list[dict[str, Any]] | None:
+    """The tools that the template shows the model: none if it is to call none."""
+    if not body.tools or body.tool_choice == "none":
+        return None
+    return [tool.to_template() for tool in body.tools]
