@@ -92,8 +92,9 @@ class Converter:
                 _conversation(body, body.messages, offered_tools(body)),
                 add_special_tokens=_given(body.add_special_tokens, False),
             )
-            reading = self._dialect.reading(body, prompt, self._engine.tokenizer)
-            if reading.tool_format is not None and reading.tool_format.has_special_marks:
+            # What a grammar holds the text to has neither thoughts nor calls in it.
+            reading = None if params.grammar else self._dialect.reading(body, prompt, self._engine.tokenizer)
+            if reading and reading.tool_format and reading.tool_format.has_special_marks:
                 params = replace(params, skip_special_tokens=False)
             return replace(self._work(body, [prompt], params, n), reading=reading)
 

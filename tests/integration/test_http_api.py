@@ -200,7 +200,7 @@ async def test_07_wrong_method_and_unknown_route(client: httpx.AsyncClient) -> N
         ("min_tokens", 99),
         ("response_format", "json"),
         ("structured_outputs", {"regex": "a", "choice": ["a"]}),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("bad_words", ["x"]),
     ],
 )
 async def test_08_one_bad_value_is_named(

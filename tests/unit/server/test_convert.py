@@ -10,6 +10,7 @@ from engine.client import AsyncEngine
 from engine.errors import EngineDead, RequestError
 from engine.params import SamplingParams
 from server.chat.dialect import Dialect
+from server.chat.tools import FORMATS
 from server.convert import Converter, Work
 from server.errors import ModelNotFound
 from server.protocol.chat import ChatCompletionRequest
@@ -17,6 +18,8 @@ from server.protocol.completions import CompletionRequest
 from tests.factories_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
+
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 async def complete(engine: FakeEngine | None = None, **fields: Any) -> Work:
@@ -248,3 +251,16 @@ async def test_a_prompt_is_not_cut_to_nothing(num_tokens: int) -> None:
     with pytest.raises(RequestError, match="-1 or at least 1") as caught:
         await complete(truncate_prompt_tokens=num_tokens)
     assert caught.value.param == "truncate_prompt_tokens"
+
+
+async def test_what_a_grammar_forms_is_not_read_for_thoughts_or_calls() -> None:
+    dialect = Dialect(True, FORMATS["mistral"])
+    work = await chat(dialect=dialect, tools=[TOOL], response_format={"type": "json_object"})
+    assert work.reading is None
+    assert work.generations[0].params.skip_special_tokens
+
+
+async def test_marks_of_calls_are_text_where_calls_may_come() -> None:
+    dialect = Dialect(tool_format=FORMATS["mistral"])
+    assert not (await chat(dialect=dialect, tools=[TOOL])).generations[0].params.skip_special_tokens
+    assert (await chat(dialect=dialect)).generations[0].params.skip_special_tokens
