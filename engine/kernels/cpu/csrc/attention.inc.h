@@ -101,9 +101,11 @@ struct NAME(queries) {
     float sums[TILE_QUERIES * MAX_HEAD_DIM];      // and of e^(score - top) * value, [queries][value_width]
 };
 
+INLINE int64_t NAME(value_width)(const struct cl_attention *op) { return (op->value_dim + 15) / 16 * 16; }
+
 // c[r][...] = scores of `rows` queries with `vectors` * LANES tokens of one block
 INLINE void NAME(score)(const int rows, const int vectors, const elem *q, int64_t packs, const elem *keys,
-                        int64_t block_size, float *scores) {
+                        int64_t block_size, float *scores, struct ahead ahead) {
     vf c[6][2];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -111,6 +113,7 @@ INLINE void NAME(score)(const int rows, const int vectors, const elem *q, int64_
         for (int v = 0; v < vectors; v++) c[r][v] = vf_set(0.0f);
     for (int64_t d = 0; d < packs; d++) {
         PACK k[2];
+        fetch_ahead(&ahead);
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) k[v] = NAME(pack_load)(keys + (d * block_size + v * LANES) * PK);
 #pragma GCC unroll 6
@@ -128,7 +131,7 @@ INLINE void NAME(score)(const int rows, const int vectors, const elem *q, int64_
 
 // sums[r][...] += weights . values, for `vectors` * LANES dims and `num_tokens` tokens of one block
 INLINE void NAME(weigh)(const int rows, const int vectors, const elem *weights, const elem *values, int64_t value_width,
-                        int64_t num_tokens, float *sums) {
+                        int64_t num_tokens, float *sums, struct ahead ahead) {
     vf c[4][4];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -136,6 +139,7 @@ INLINE void NAME(weigh)(const int rows, const int vectors, const elem *weights, 
         for (int v = 0; v < vectors; v++) c[r][v] = vf_load(sums + r * value_width + v * LANES);
     for (int64_t t = 0; t < num_tokens; t += PK) {
         PACK b[4];
+        fetch_ahead(&ahead);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) b[v] = NAME(pack_load)(values + t * value_width + v * LANES * PK);
         if (num_tokens - t < PK) // nothing was stored yet in the second half of this pair
@@ -154,25 +158,54 @@ INLINE void NAME(weigh)(const int rows, const int vectors, const elem *weights, 
         for (int v = 0; v < vectors; v++) vf_store(sums + r * value_width + v * LANES, c[r][v]);
 }
 
-INLINE int64_t NAME(value_width)(const struct cl_attention *op) { return (op->value_dim + 15) / 16 * 16; }
+// A token's keys or values, behind which lie those of the tokens after it in its block.
+INLINE const elem *NAME(keys_at)(const struct NAME(queries) *tile, int64_t kv_head, int64_t token) {
+    const struct cl_attention *op = tile->op;
+    const int64_t block_size = op->rows->block_size, packs = (op->key_dim + PK - 1) / PK;
+    const int64_t head = tile->table[token / block_size] * op->num_kv_heads + kv_head;
+    return (const elem *)op->k_cache + (head * packs * block_size + token % block_size) * PK;
+}
 
-// Scores of the tokens `first` ... `last` - 1 of the sequence, within one span.
+INLINE const elem *NAME(values_at)(const struct NAME(queries) *tile, int64_t token) {
+    const struct cl_attention *op = tile->op;
+    const int64_t block_size = op->rows->block_size;
+    const int64_t head = tile->table[token / block_size] * op->num_kv_heads + tile->kv_head;
+    return (const elem *)op->v_cache + (head * block_size + token % block_size) * NAME(value_width)(op);
+}
+
+// The keys that are read after those at `token`: of the next span; behind the last one those of the next head, which
+// is likely to be this thread's next piece of work.
+INLINE struct ahead NAME(keys_ahead)(const struct NAME(queries) *tile, int64_t token, int64_t last, int64_t num_tokens) {
+    const struct cl_attention *op = tile->op;
+    struct ahead ahead = {NULL, NULL, 0};
+    if (token + SPAN < last)
+        ahead.next = (const char *)NAME(keys_at)(tile, tile->kv_head, token + SPAN);
+    else if (tile->kv_head + 1 < op->num_kv_heads)
+        ahead.next = (const char *)NAME(keys_at)(tile, tile->kv_head + 1, token % SPAN);
+    const int64_t block_bytes = num_tokens * op->key_dim * (int64_t)sizeof(elem), steps = (num_tokens + PK - 1) / PK;
+    if (ahead.next) ahead.lines = (block_bytes / 64 + steps - 1) / steps;
+    return ahead;
+}
+
+// Scores of the tokens `span` ... `last` - 1 of the sequence, within one span.
 static void NAME(score_span)(struct NAME(queries) *tile, int64_t span, int64_t last) {
     const struct cl_attention *op = tile->op;
     const int64_t block_size = op->rows->block_size, packs = (op->key_dim + PK - 1) / PK;
     const bool wide = block_size % (2 * LANES) == 0;
     for (int64_t t = span, step = wide ? 2 * LANES : LANES; t < last; t += step) {
-        const int64_t head = tile->table[t / block_size] * op->num_kv_heads + tile->kv_head;
-        const elem *keys = (const elem *)op->k_cache + (head * packs * block_size + t % block_size) * PK;
+        const elem *keys = NAME(keys_at)(tile, tile->kv_head, t);
+        struct ahead ahead = {(const char *)NAME(values_at)(tile, t), NULL, 0};
+        ahead.lines = (step * NAME(value_width)(op) * (int64_t)sizeof(elem) / 64 + packs - 1) / packs;
         for (int64_t r = 0; r < tile->queries; r += 6) {
             const elem *q = tile->q + r * packs * PK;
             float *scores = tile->scores + r * SPAN + (t - span);
 #define SCORE(n)                                                                                                       \
     case n:                                                                                                            \
-        wide ? NAME(score)(n, 2, q, packs, keys, block_size, scores)                                                   \
-             : NAME(score)(n, 1, q, packs, keys, block_size, scores);                                                  \
+        wide ? NAME(score)(n, 2, q, packs, keys, block_size, scores, ahead)                                                   \
+             : NAME(score)(n, 1, q, packs, keys, block_size, scores, ahead);                                                  \
         break;
             switch (min_(6, tile->queries - r)) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6) }
+            ahead.lines = 0;
 #undef SCORE
         }
     }
@@ -215,13 +248,13 @@ static void NAME(softmax_span)(struct NAME(queries) *tile, int64_t span, int64_t
     }
 }
 
-static void NAME(weigh_span)(struct NAME(queries) *tile, int64_t span, int64_t last) {
+static void NAME(weigh_span)(struct NAME(queries) *tile, int64_t span, int64_t last, int64_t last_of_all) {
     const struct cl_attention *op = tile->op;
     const int64_t block_size = op->rows->block_size, value_width = NAME(value_width)(op);
     for (int64_t t = span, next; t < last; t = next) {
         next = min_(last, (t / block_size + 1) * block_size);
-        const int64_t head = tile->table[t / block_size] * op->num_kv_heads + tile->kv_head;
-        const elem *values = (const elem *)op->v_cache + (head * block_size + t % block_size) * value_width;
+        const elem *values = NAME(values_at)(tile, t);
+        struct ahead ahead = NAME(keys_ahead)(tile, t, last_of_all, next - t);
         for (int64_t r = 0; r < tile->queries; r += 4)
             for (int64_t d = 0; d < value_width;) {
                 const elem *weights = tile->weights + r * SPAN + (t - span);
@@ -231,11 +264,12 @@ static void NAME(weigh_span)(struct NAME(queries) *tile, int64_t span, int64_t l
                 const int vectors = CL_WIDTH == 256 ? 2 : wide ? 4 : 1;
 #define WEIGH(n)                                                                                                       \
     case n:                                                                                                            \
-        wide ? NAME(weigh)(n, 4, weights, values + d * PK, value_width, next - t, sums)                                \
-             : NAME(weigh)(n, CL_WIDTH == 256 ? 2 : 1, weights, values + d * PK, value_width, next - t, sums);         \
+        wide ? NAME(weigh)(n, 4, weights, values + d * PK, value_width, next - t, sums, ahead)                         \
+             : NAME(weigh)(n, CL_WIDTH == 256 ? 2 : 1, weights, values + d * PK, value_width, next - t, sums, ahead);  \
         break;
                 switch (min_(4, tile->queries - r)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) }
 #undef WEIGH
+                ahead.lines = 0;
                 d += vectors * LANES;
             }
     }
@@ -252,7 +286,7 @@ static void NAME(attend_range)(struct NAME(queries) *tile, int64_t first, int64_
         const int64_t end = min_(span + SPAN, last);
         NAME(score_span)(tile, span, end);
         NAME(softmax_span)(tile, span, end);
-        NAME(weigh_span)(tile, span, end);
+        NAME(weigh_span)(tile, span, end, last);
     }
 }
 

@@ -3,7 +3,7 @@
 // A thread has a range of rows and a range of strips (`split`), so that each weight is read from memory once where rows
 // are few. For 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between chunks in
 // `sums`, on the stack. A chunk of weights stays in the second-level cache while all rows pass by, and the one that comes
-// next is fetched meanwhile (struct ahead): so memory is read all the time, not only when a chunk begins.
+// next is fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
 //
 // Weights that cannot be multiplied as they are (int8; bfloat16 without a product of them) are expanded chunk by chunk,
 // and so are the rows.
@@ -16,20 +16,6 @@
 
 // k's in a chunk, multiples of every k block: 256 KiB of bfloat16 weights, or 32 to 64 KiB expanded
 enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 256 };
-
-#ifndef CL_AHEAD
-#define CL_AHEAD
-// What is fetched into the second-level cache, some cache lines with each step of a tile.
-struct ahead {
-    const char *next, *end;
-    int64_t lines; // in each step
-};
-enum { AHEAD_BYTES = 256 << 10 };
-
-INLINE void fetch_ahead(struct ahead *ahead) {
-    for (int64_t i = 0; i < ahead->lines; i++, ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
-}
-#endif
 
 #if defined(CL_AMX) && ELEM_BF16
 #define WHOLE_BLOCKS 1 // a tile takes a whole block of k's

@@ -24,6 +24,17 @@ INLINE float bf16_to_float(uint16_t x) {
     return f;
 }
 
+// What is fetched into the second-level cache, some cache lines with each step of a computation.
+struct ahead {
+    const char *next, *end;
+    int64_t lines; // in each step
+};
+enum { AHEAD_BYTES = 256 << 10 };
+
+INLINE void fetch_ahead(struct ahead *ahead) {
+    for (int64_t i = 0; i < ahead->lines; i++, ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
+}
+
 #if CL_WIDTH == 512
 
 #define LANES 16
