@@ -9,6 +9,7 @@ from engine.errors import ConfigError, EngineDead, EngineError, ModelError, Over
 from engine.llm import Completion, LLMEngine
 from engine.messages import EngineStats, StepReport, StepStats
 from engine.params import GrammarSpec, SamplingParams
+from engine.plan import TokenLogprobs
 from engine.request import FinishReason
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "SamplingParams",
     "StepReport",
     "StepStats",
+    "TokenLogprobs",
     "Usage",
 ]

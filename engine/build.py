@@ -20,11 +20,11 @@ from engine.model.device import free_memory
 from engine.model.loader import LoadedModel, load_model
 from engine.model.resolve import resolve_model
 from engine.model.runner import ModelRunner
-from engine.params import SamplingParams
-from engine.plan import PlanRow, StepPlan
+from engine.params import MAX_LOGPROBS, SamplingParams
+from engine.plan import PlanRow, PromptScoring, StepPlan
 from engine.progress import Progress
 from engine.sample.sampler import Sampler
-from engine.scheduler import Scheduler
+from engine.scheduler import MAX_SCORED_TOKENS, Scheduler
 from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,18 @@ def _peak_of_a_step(config: EngineConfig, loaded: LoadedModel) -> int:
     length = min(-(-num_tokens // num_rows), loaded.max_model_len)
     blocks_each = -(-length // block_size)
     storage = _allocate(loaded, KVCapacity(num_rows * blocks_each, block_size))
+    tokens = [0] * length
+    scoring = PromptScoring(range(1, min(length, 1 + MAX_SCORED_TOKENS // num_rows)), MAX_LOGPROBS)
     rows = tuple(
-        PlanRow(i, [0] * length, 0, range(i * blocks_each, (i + 1) * blocks_each), SamplingParams(top_p=0.5))
+        PlanRow(
+            request_id=i,
+            token_ids=tokens,
+            start=0,
+            block_ids=range(i * blocks_each, (i + 1) * blocks_each),
+            sampling=SamplingParams(top_p=0.5, logprobs=MAX_LOGPROBS),
+            context=tokens,
+            scoring=scoring,
+        )
         for i in range(num_rows)
     )
     before = torch.cuda.memory_allocated(loaded.device)

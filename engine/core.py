@@ -77,7 +77,7 @@ def check_fit(info: ModelInfo, prompt_token_ids: Sequence[int], params: Sampling
     length, limit = len(prompt_token_ids), info.max_model_len
     if length == 0:
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt", code="invalid_value")
-    if length >= limit:
+    if length + (params.max_tokens != 0) > limit:
         raise RequestError(
             f"the prompt has {length} tokens; the context length is {limit}, of which the output needs at least one",
             param="prompt",
@@ -186,7 +186,7 @@ class EngineCore:
         scheduled = self._clock()
         result = self.runner.launch(step.plan).collect()
         collected = self._clock()
-        outcomes = self.scheduler.update(step, result.sampled)
+        outcomes = self.scheduler.update(step, result.sampled, result.scored)
         ttft_s, itl_s = self._record(outcomes, collected)
         self._num_steps += 1
         self._last_step_s = self._clock()
@@ -256,14 +256,14 @@ class EngineCore:
                 del self._requests[request.request_id]
                 self._events.append(Failed(request.request_id, outcome.error))
                 continue
-            if request.last_token_s is None:
-                request.first_token_s = now_s
-                ttft_s.append(now_s - request.arrival_s)
-            else:
-                itl_s.append(now_s - request.last_token_s)
-            request.last_token_s = now_s
-            tokens = TokensOut(request.request_id, (outcome.token_id,), request.num_cached_tokens or 0)
-            self._events.append(tokens)
+            if outcome.token_id is not None:
+                if request.last_token_s is None:
+                    request.first_token_s = now_s
+                    ttft_s.append(now_s - request.arrival_s)
+                else:
+                    itl_s.append(now_s - request.last_token_s)
+                request.last_token_s = now_s
+            self._events.append(_tokens_out(outcome))
             if outcome.finish_reason is not None:
                 stop_token_id = outcome.token_id if outcome.token_id in request.eos_token_ids else None
                 self._end(request, outcome.finish_reason, stop_token_id)
@@ -294,3 +294,14 @@ class EngineCore:
     def _take_events(self) -> tuple[Event, ...]:
         events, self._events = tuple(self._events), []
         return events
+
+
+def _tokens_out(outcome: Outcome) -> TokensOut:
+    request = outcome.request
+    return TokensOut(
+        request_id=request.request_id,
+        token_ids=() if outcome.token_id is None else (outcome.token_id,),
+        num_cached_tokens=request.num_cached_tokens or 0,
+        logprobs=() if outcome.logprobs is None else (outcome.logprobs,),
+        prompt_logprobs=outcome.prompt_logprobs,
+    )

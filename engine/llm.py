@@ -23,6 +23,7 @@ from engine.grammar.compiler import GrammarCompiler, result_of
 from engine.messages import Abort, Event, StepReport, Submit
 from engine.output import Chunk, RequestOutput
 from engine.params import SamplingParams
+from engine.plan import TokenLogprobs
 from engine.request import FinishReason
 from engine.text.tokenizer import Tokenizer
 
@@ -39,6 +40,10 @@ class Completion:
     """The stop string or the id of the stop token that ended it."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`, if its params ask for them."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One for each of `prompt_token_ids`, if its params ask for them; None for the first, which nothing predicts."""
 
 
 class LLMEngine:
@@ -136,8 +141,10 @@ class _Job:
 
     def completion(self) -> Completion:
         """The complete output."""
-        last = self._chunks[-1]
+        last, params = self._chunks[-1], self.submit.params
         assert last.finish_reason is not None
+        logprobs = tuple(itertools.chain.from_iterable(chunk.logprobs for chunk in self._chunks))
+        prompt_logprobs = tuple(itertools.chain.from_iterable(chunk.prompt_logprobs for chunk in self._chunks))
         return Completion(
             prompt_token_ids=self.submit.prompt_token_ids,
             text="".join(chunk.text for chunk in self._chunks),
@@ -145,6 +152,8 @@ class _Job:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             num_cached_tokens=last.usage.num_cached_tokens,
+            logprobs=None if params.logprobs is None else logprobs,
+            prompt_logprobs=None if params.prompt_logprobs is None else (None, *prompt_logprobs),
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError
 from engine.params import SamplingParams
+from engine.plan import TokenLogprobs
 from engine.request import FinishReason, Grammar
 
 
@@ -48,12 +49,16 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True)
 class TokensOut:
-    """New tokens of one request."""
+    """New tokens of one request, or logprobs of its prompt, or both."""
 
     request_id: int
     token_ids: tuple[int, ...]
     num_cached_tokens: int
     """Prompt tokens that came from the prefix cache."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of `token_ids`, if they are wanted."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the next tokens of the prompt, if they are wanted; all but the first token's come before the first output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.messages import Event, Failed, Finished, Submit, TokensOut
+from engine.plan import TokenLogprobs
 from engine.request import FinishReason
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopMatcher
@@ -39,6 +41,13 @@ class Chunk:
     """STOP, LENGTH or ABORT, on the last chunk only."""
     stop_reason: str | int | None = None
     """The stop string or the id of the stop token that ended it; None for the model's own end-of-text token."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids` if the request wants them, whether their text is shown, held back or cut off."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Those of the next tokens of the prompt if the request wants them. Joined: one for each but the first; all of
+    them come before or with the first output token."""
+    hides_last_token: bool = False
+    """The last of `token_ids` ended the output and is not shown: an end-of-text or stop token."""
 
 
 class RequestOutput:
@@ -64,25 +73,44 @@ class RequestOutput:
         A stop string in the text ends the output before the engine knows: the caller aborts the request then.
         Raises the error of a Failed.
         """
-        token_ids: tuple[int, ...] = ()
+        news: list[TokensOut] = []
         end: Finished | None = None
         for event in events:
             if isinstance(event, Failed):
                 raise event.error
             self._num_cached_tokens = event.num_cached_tokens
             if isinstance(event, TokensOut):
-                token_ids += event.token_ids
+                news.append(event)
             else:
                 end = event
+        token_ids = tuple(chain.from_iterable(event.token_ids for event in news))
         self._num_output_tokens += len(token_ids)
         text = self._feed(token_ids, end)
-        usage = Usage(len(self._request.prompt_token_ids), self._num_cached_tokens, self._num_output_tokens)
+        finish_reason, stop_reason = self._ending(end)
+        return Chunk(
+            text=text,
+            token_ids=token_ids,
+            usage=Usage(len(self._request.prompt_token_ids), self._num_cached_tokens, self._num_output_tokens),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            logprobs=tuple(chain.from_iterable(event.logprobs for event in news)),
+            prompt_logprobs=tuple(chain.from_iterable(event.prompt_logprobs for event in news)),
+            hides_last_token=self._hides_last(end),
+        )
+
+    def _ending(self, end: Finished | None) -> tuple[FinishReason | None, str | int | None]:
+        """Why it ends now, if it does."""
         if self._matcher.matched is not None:
-            return Chunk(text, token_ids, usage, FinishReason.STOP, self._matcher.matched)
+            return FinishReason.STOP, self._matcher.matched
         if end is None:
-            return Chunk(text, token_ids, usage)
+            return None, None
         named = end.stop_token_id in self._request.params.stop_token_ids
-        return Chunk(text, token_ids, usage, end.reason, end.stop_token_id if named else None)
+        return end.reason, end.stop_token_id if named else None
+
+    def _hides_last(self, end: Finished | None) -> bool:
+        """Whether its last token ended it, and is not shown."""
+        has_stop_token = end is not None and end.stop_token_id is not None
+        return has_stop_token and not self._request.params.include_stop_str_in_output
 
     def _feed(self, token_ids: tuple[int, ...], end: Finished | None) -> str:
         """The text that these tokens complete, without what may yet turn out to begin a stop string."""
@@ -93,7 +121,7 @@ class RequestOutput:
     def _feed_stoppable(self, token_ids: tuple[int, ...], end: Finished | None) -> str:
         if end is None:
             return self._matcher.feed(self._detokenizer.feed(token_ids))
-        if end.stop_token_id is not None and not self._request.params.include_stop_str_in_output:
-            token_ids = token_ids[:-1]  # the stop token itself is not shown
+        if self._hides_last(end):
+            token_ids = token_ids[:-1]
         rest = self._detokenizer.feed(token_ids) + self._detokenizer.flush()
         return self._matcher.feed(rest) + self._matcher.flush()

@@ -12,6 +12,7 @@ from engine.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_LEN = 128 * 1024
@@ -59,7 +60,8 @@ class SamplingParams:
     """
 
     max_tokens: int | None = 16
-    """Most tokens to generate; None: as many as the context holds."""
+    """Most tokens to generate; None: as many as the context holds. 0 computes the prompt and ends (see
+    `prompt_logprobs`)."""
 
     temperature: float = 1.0
     """0 (and anything below 1e-5) takes the most likely token always."""
@@ -113,6 +115,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
 
+    logprobs: int | None = None
+    """Report each token's logprob, and those of this many most likely tokens; None: neither. See `sample.logprobs`."""
+
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, but the first. Its prefix is then computed, not taken from the cache."""
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken always."""
@@ -120,7 +128,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+            _check(self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0")
         _check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, ">= 0")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _check(self.top_k >= -1, "top_k", self.top_k, ">= 1, or 0 or -1 for off")
@@ -131,6 +139,8 @@ class SamplingParams:
         _check(math.isfinite(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0")
         if self.seed is not None:
             _check(-(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check(count is None or 0 <= count <= MAX_LOGPROBS, name, count, f"from 0 to {MAX_LOGPROBS}")
         self._check_tokens()
 
     def _check_tokens(self) -> None:

@@ -13,6 +13,16 @@ from engine.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScoring:
+    """Prompt tokens whose logprobs are wanted of a row."""
+
+    targets: range
+    """Their positions: those after some of the row's own, so that the logits there say how likely they were."""
+    num_top: int
+    """How many of the most likely tokens are wanted beside each."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRow:
     """One request's share of a step: `token_ids` stand at positions `start ... start + len(token_ids) - 1`."""
 
@@ -36,6 +46,7 @@ class PlanRow:
     mask: Callable[[], bytes] | None = None
     """Works out which tokens may be chosen (`engine.request.Constraint.mask`); None: all. The sampler calls it once
     the forward pass is under way, so that on an accelerator the two overlap."""
+    scoring: PromptScoring | None = None
 
     @property
     def end(self) -> int:
@@ -56,6 +67,18 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model found a token. Logprobs are finite: -9999.0 stands for minus infinity."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 + how many tokens were likelier."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens and their logprobs, as many as were asked for, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class SampledRow:
     """The outcome of one row that was to be sampled."""
 
@@ -64,13 +87,28 @@ class SampledRow:
     """The new token; -1 when `error` is set."""
     error: str | None = None
     """Why this row alone failed (its logits were not finite, say)."""
+    logprobs: TokenLogprobs | None = None
+    """Set if the row's `sampling` asks for it and it did not fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """What one row with `scoring` gave."""
+
+    request_id: int
+    logprobs: tuple[TokenLogprobs, ...]
+    """One for each of its targets; empty when `error` is set."""
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: one SampledRow for each plan row with `sampling`, in plan order."""
+    """What a step gave: a SampledRow for each plan row with `sampling`, a ScoredRow for each with `scoring`."""
 
     sampled: tuple[SampledRow, ...]
+    """In plan order."""
+    scored: tuple[ScoredRow, ...] = ()
+    """In plan order."""
     forward_s: float = 0.0
     """Seconds in the model's forward pass."""
     sample_s: float = 0.0

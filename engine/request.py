@@ -89,6 +89,8 @@ class Request:
     """Chain hashes of the full blocks of `token_ids`; grown on demand by the KV manager."""
     num_registered_blocks: int = 0
     """Leading blocks already findable by hash."""
+    num_scored_tokens: int = field(init=False)
+    """Leading prompt tokens whose logprobs have been asked of a step, or need not be: the first has none."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when first admitted."""
     num_preemptions: int = 0
@@ -96,6 +98,9 @@ class Request:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.num_scored_tokens = self.num_prompt_tokens if self.params.prompt_logprobs is None else 1
 
     @property
     def num_tokens(self) -> int:
@@ -116,6 +121,21 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether one known token is left to compute: the next step that takes it gives a new one."""
         return len(self.token_ids) - self.num_computed_tokens == 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has `max_tokens`; if these are none, whether its prompt is computed."""
+        return self.num_output_tokens >= self.max_tokens and (self.max_tokens > 0 or self.num_remaining_tokens == 0)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no more logprobs of its prompt are wanted."""
+        return self.num_scored_tokens >= self.num_prompt_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens that need not be computed if the cache has them: the logits after the others are wanted."""
+        return self.num_tokens - 1 if self.is_scored else self.num_scored_tokens - 1
 
     @property
     def may_end(self) -> bool:

@@ -11,20 +11,26 @@ budget of `max_num_batched_tokens` is filled in this order:
 When a decode needs a block and none is free, the lowest-priority, newest running request is preempted: its blocks go
 back and it waits at the head of its priority, to be recomputed later (mostly from its own cached prefix).
 
+A prompt whose logprobs are wanted is computed whole, without the prefix cache, and its chunks are no longer than
+MAX_SCORED_TOKENS; each of its tokens is scored once, also if it is preempted on the way.
+
 Knows requests and blocks. It does not know the model, tensors, text, threads or HTTP. Engine thread only.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from config.schema import SchedulerConfig
 from engine.errors import EngineError, RequestError
 from engine.kv.manager import KVCacheManager
-from engine.plan import PlanRow, SampledRow, StepPlan
+from engine.plan import PlanRow, PromptScoring, SampledRow, ScoredRow, StepPlan, TokenLogprobs
 from engine.request import FinishReason, Request, RequestStatus
+
+MAX_SCORED_TOKENS = 512
+"""Prompt tokens that a step scores: the logits of all of them are there at once, a megabyte for some five."""
 
 
 @dataclass(slots=True)
@@ -36,6 +42,8 @@ class ScheduledStep:
     """The request of each row."""
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    num_scored_tokens: int = 0
+    """Prompt tokens whose logprobs are wanted."""
     num_preempted: int = 0
     num_prefix_queries: int = 0
     """Prompt tokens of the requests admitted for the first time."""
@@ -50,13 +58,16 @@ class ScheduledStep:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gave one request: its new token, and its end if that was the last one."""
+    """What a step gave one request: a new token, logprobs of its prompt, its end; at least one of them."""
 
     request: Request
-    token_id: int
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    """Those of the new token, if they are wanted."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
-    """Why the request failed; `token_id` means nothing then."""
+    """Why the request failed; nothing else means anything then."""
 
 
 class Scheduler:
@@ -96,10 +107,18 @@ class Scheduler:
         self._admit_waiting(step, budget, now_s)
         return step
 
-    def update(self, step: ScheduledStep, sampled: tuple[SampledRow, ...]) -> list[Outcome]:
-        """Take in a step's new tokens. Requests that end are finished here; the others decode on."""
-        results = iter(sampled)
-        return [self._take_in(request, next(results)) for request in _sampled_requests(step)]
+    def update(
+        self, step: ScheduledStep, sampled: Sequence[SampledRow], scored: Sequence[ScoredRow] = ()
+    ) -> list[Outcome]:
+        """Take in a step's results, in plan order. Requests that end are finished here; the others go on."""
+        next_sampled, next_scored = iter(sampled), iter(scored)
+        outcomes = []
+        for row, request in zip(step.rows, step.requests, strict=True):
+            scores = None if row.scoring is None else next(next_scored)
+            token = None if row.sampling is None else next(next_sampled)
+            if scores is not None or token is not None or request.is_complete:
+                outcomes.append(self._take_in(request, token, scores))
+        return outcomes
 
     def _schedule_decodes(self, step: ScheduledStep, budget: int) -> int:
         num_tokens = 0
@@ -136,7 +155,7 @@ class Scheduler:
     def _schedule_prefills(self, step: ScheduledStep, budget: int) -> int:
         num_tokens = 0
         for request in self.running:
-            count = min(request.num_remaining_tokens, budget - num_tokens)
+            count = min(request.num_remaining_tokens, self._limit(step, request, budget - num_tokens))
             if count > 0:  # 0: it decodes in this step already, or the budget is spent
                 self._add_row(step, request, count)
                 num_tokens += count
@@ -148,11 +167,12 @@ class Scheduler:
             if step.num_preempted:
                 return  # blocks are short: whoever was put out would only push in again
             request = self.waiting[0]
-            if not self.kv.admit(request, others_running=bool(self.running)):
+            limit = self._limit(step, request, budget)
+            if limit <= 0 or not self.kv.admit(request, others_running=bool(self.running)):
                 return
             count = request.num_remaining_tokens
             if self.config.enable_chunked_prefill:
-                count = min(count, budget)
+                count = min(count, limit)
             elif count > budget and step.num_prefill_tokens > 0:
                 self.kv.free(request)
                 return  # it goes whole: in the next step, over the budget if it must
@@ -160,6 +180,10 @@ class Scheduler:
             self._add_row(step, request, count)
             step.num_prefill_tokens += count
             budget -= count
+
+    def _limit(self, step: ScheduledStep, request: Request, budget: int) -> int:
+        """Most tokens that the request may get in this step, of what is left of the budget."""
+        return budget if request.is_scored else min(budget, MAX_SCORED_TOKENS - step.num_scored_tokens)
 
     def _start(self, step: ScheduledStep, request: Request, now_s: float) -> None:
         del self.waiting[0]
@@ -174,7 +198,7 @@ class Scheduler:
     def _add_row(self, step: ScheduledStep, request: Request, count: int) -> None:
         start = request.num_computed_tokens
         end = start + count
-        sampling = request.params if end == request.num_tokens else None
+        sampling = request.params if end == request.num_tokens and request.max_tokens > 0 else None
         row = PlanRow(
             request_id=request.request_id,
             token_ids=request.token_ids[start:end],
@@ -186,26 +210,55 @@ class Scheduler:
             num_prompt_tokens=request.num_prompt_tokens,
             banned_token_ids=() if request.may_end else request.eos_token_ids,
             mask=None if request.constraint is None or sampling is None else request.constraint.mask,
+            scoring=_scoring(request, end),
         )
+        if row.scoring is not None:
+            step.num_scored_tokens += len(row.scoring.targets)
+            request.num_scored_tokens = row.scoring.targets.stop
         step.rows.append(row)
         step.requests.append(request)
         request.num_computed_tokens = end
         self.kv.register(request)
 
-    def _take_in(self, request: Request, result: SampledRow) -> Outcome:
-        if (error := _guide(request, result)) is not None:
+    def _take_in(self, request: Request, token: SampledRow | None, scores: ScoredRow | None) -> Outcome:
+        if (error := _error_of(request, token, scores)) is not None:
             self.kv.forget(request)
             self.finish(request)
-            return Outcome(request, result.token_id, error=error)
-        request.token_ids.append(result.token_id)
+            return Outcome(request, error=error)
+        if token is not None:
+            request.token_ids.append(token.token_id)
         reason = None
-        if result.token_id in request.eos_token_ids or (request.constraint and request.constraint.is_finished):
+        if token is not None and _is_last(request, token.token_id):
             reason = FinishReason.STOP
-        elif request.num_output_tokens >= request.max_tokens:
+        elif request.is_complete:
             reason = FinishReason.LENGTH
         if reason is not None:
             self.finish(request)
-        return Outcome(request, result.token_id, reason)
+        return Outcome(
+            request,
+            token_id=None if token is None else token.token_id,
+            logprobs=None if token is None else token.logprobs,
+            prompt_logprobs=() if scores is None else scores.logprobs,
+            finish_reason=reason,
+        )
+
+
+def _scoring(request: Request, end: int) -> PromptScoring | None:
+    """What a row that ends before position `end` is to score: it computes the logits for the tokens up to there."""
+    count = request.params.prompt_logprobs
+    targets = range(request.num_scored_tokens, min(end + 1, request.num_prompt_tokens))
+    return PromptScoring(targets, count) if targets and count is not None else None
+
+
+def _error_of(request: Request, token: SampledRow | None, scores: ScoredRow | None) -> EngineError | None:
+    """What the request fails of in this step, if it does. Its constraint is told of the new token."""
+    if scores is not None and scores.error is not None:
+        return EngineError(scores.error)
+    return None if token is None else _guide(request, token)
+
+
+def _is_last(request: Request, token_id: int) -> bool:
+    return token_id in request.eos_token_ids or (request.constraint is not None and request.constraint.is_finished)
 
 
 def _guide(request: Request, result: SampledRow) -> EngineError | None:
@@ -233,7 +286,3 @@ def _remove(queue: list[Request], request: Request) -> None:
     index = bisect.bisect_left(queue, request.order, key=_order)
     assert queue[index] is request
     del queue[index]
-
-
-def _sampled_requests(step: ScheduledStep) -> Iterator[Request]:
-    return (request for row, request in zip(step.rows, step.requests, strict=True) if row.sampling is not None)

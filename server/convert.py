@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from engine.client import AsyncEngine
 from engine.errors import RequestError
-from engine.params import SamplingParams
+from engine.params import MAX_LOGPROBS, SamplingParams
+from engine.text.detokenizer import Detokenizer
 from server import limits
 from server.chat.conversation import Conversation
 from server.chat.dialect import Dialect, offered_tools
@@ -24,7 +25,7 @@ from server.chat.reader import Reading
 from server.errors import ModelNotFound
 from server.prompts import PromptEncoder
 from server.protocol.chat import ChatCompletionRequest, ChatMessage
-from server.protocol.completions import CompletionRequest
+from server.protocol.completions import CompletionRequest, Prompt
 from server.protocol.generation import GenerationRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.structured import grammar_of
@@ -37,11 +38,33 @@ TEMPLATE_SWITCHES = frozenset({"enable_thinking", "thinking", "thinking_budget",
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as it is shown before the output."""
+
+    text: str
+    is_clients: bool
+    """It is the client's own, with its special tokens; else what the token ids say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One request to the engine: one choice."""
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    echo: Echo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What an answer says beside its text. (The engine may be asked for more.)"""
+
+    logprobs: int | None = None
+    """Logprobs of each token, also of the prompt if it is echoed, and of this many most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt, apart from the text."""
+    token_ids: bool = False
+    """The ids of prompt and output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +72,14 @@ class Work:
     """What one API request asks of the engine."""
 
     generations: tuple[Generation, ...]
-    """In choice order: choice j of prompt i is number `i * n + j`."""
+    """In choice order: choice j of prompt i is number `i * num_each + j`."""
     n: int
-    """Choices for each prompt."""
+    """Choices that are shown for each prompt."""
     priority: int
     cache_salt: str
+    num_each: int
+    """Choices that are generated for each prompt; the `n` likeliest of them are shown."""
+    reports: Reports = Reports()
     reading: Reading | None = None
     """How the text is to be read; None if it is shown as it is."""
 
@@ -70,24 +96,35 @@ class Converter:
 
     async def completion(self, body: CompletionRequest) -> Work:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
-        n = self._check(body, num_prompts=len(body.prompt))
-        params = _sampling_params(body, _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS))
+        reports = Reports(body.logprobs, body.prompt_logprobs, bool(body.return_token_ids))
+        work = self._begin(body, reports, num_prompts=len(body.prompt), best_of=body.best_of)
+        params = _sampling_params(body, _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS), reports)
+        if work.num_each > work.n and params.logprobs is None:
+            params = replace(params, logprobs=0)  # to find the likeliest
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         prompts = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
         if texts:  # then all of them are
             add_special_tokens = _given(body.add_special_tokens, True)
             prompts = await self._encoder_for(body).encode(texts, add_special_tokens=add_special_tokens)
-        return self._work(body, prompts, params, n)
+        kept = self._truncated(prompts, body, params)
+        echoes = None
+        if body.echo:
+            echoes = [
+                self._echo(each, token_ids, params, is_cut=len(token_ids) < len(before))
+                for each, before, token_ids in zip(body.prompt, prompts, kept, strict=True)
+            ]
+        return self._fill(work, kept, params, echoes)
 
     async def chat(self, body: ChatCompletionRequest) -> Work:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
-        n = self._check(body, num_prompts=1)
+        reports = Reports(_chat_logprobs(body), body.prompt_logprobs, bool(body.return_token_ids))
+        work = self._begin(body, reports, num_prompts=1)
         self._dialect.check(body)
         names = {"prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         with _renamed(names):
-            params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens))
+            params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens), reports)
             prompt = await self._encoder_for(body).encode_chat(
                 _conversation(body, body.messages, offered_tools(body)),
                 add_special_tokens=_given(body.add_special_tokens, False),
@@ -96,7 +133,8 @@ class Converter:
             reading = None if params.grammar else self._dialect.reading(body, prompt, self._engine.tokenizer)
             if reading and reading.tool_format and reading.tool_format.has_special_marks:
                 params = replace(params, skip_special_tokens=False)
-            return replace(self._work(body, [prompt], params, n), reading=reading)
+            work = self._fill(work, self._truncated([prompt], body, params), params)
+            return replace(work, reading=reading)
 
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The tokens of a text or a conversation, however many. Raises RequestError or ModelNotFound."""
@@ -134,7 +172,7 @@ class Converter:
         if num_tokens is None:
             return prompts
         if num_tokens == -1:
-            num_tokens = max(1, self._engine.info.max_model_len - (params.max_tokens or 1))
+            num_tokens = max(1, self._engine.info.max_model_len - _given(params.max_tokens, 1))
         if num_tokens < 1:
             raise _invalid(
                 "truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or at least 1, got {num_tokens}"
@@ -146,28 +184,73 @@ class Converter:
         if model is not None and model != served:
             raise ModelNotFound(f"the model {model[:100]!r} is not served here: {served!r} is", param="model")
 
-    def _check(self, body: GenerationRequest, *, num_prompts: int) -> int:
-        """Refuse what can be refused without the prompt's tokens. Returns `n`."""
+    def _begin(
+        self, body: GenerationRequest, reports: Reports, *, num_prompts: int, best_of: int | None = None
+    ) -> Work:
+        """The work without its generations. Refuses what can be refused without the prompt's tokens."""
         self._check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise _invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
         if len(body.cache_salt or "") > limits.MAX_CACHE_SALT_LEN:
             raise _invalid("cache_salt", f"cache_salt may have {limits.MAX_CACHE_SALT_LEN} characters at most")
-        n = _given(body.n, 1)
-        if not 1 <= n <= limits.MAX_N:
-            raise _invalid("n", f"n must be from 1 to {limits.MAX_N}, got {n}")
-        if n * num_prompts > limits.MAX_CHOICES:
-            what = f"{num_prompts} prompts with n = {n} make {n * num_prompts} choices"
-            raise _invalid("prompt", f"{what}: one request may have {limits.MAX_CHOICES}")
-        return n
+        if body.stream and body.prompt_logprobs is not None:
+            raise _invalid("prompt_logprobs", "prompt_logprobs is not for streams: leave one of the two out")
+        n, num_each = _num_choices(body, num_prompts, best_of)
+        priority, cache_salt = _given(body.priority, 0), body.cache_salt or ""
+        return Work((), n, priority=priority, cache_salt=cache_salt, num_each=num_each, reports=reports)
 
-    def _work(self, body: GenerationRequest, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int) -> Work:
-        prompts = self._truncated(prompts, body, params)
+    def _fill(
+        self,
+        work: Work,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        echoes: Sequence[Echo] | None = None,
+    ) -> Work:
+        """The work with its generations. Refuses what does not fit the engine."""
         for prompt in prompts:
             self._engine.check(prompt, params)
-        choices = [replace(params, seed=_choice_seed(params.seed, j)) for j in range(n)]
-        generations = tuple(Generation(tuple(prompt), choice) for prompt in prompts for choice in choices)
-        return Work(generations, n, priority=_given(body.priority, 0), cache_salt=body.cache_salt or "")
+        choices = [replace(params, seed=_choice_seed(params.seed, j)) for j in range(work.num_each)]
+        each_echo = [None] * len(prompts) if echoes is None else echoes
+        generations = tuple(
+            Generation(tuple(prompt), choice, echo)
+            for prompt, echo in zip(prompts, each_echo, strict=True)
+            for choice in choices
+        )
+        return replace(work, generations=generations)
+
+    def _echo(self, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams, *, is_cut: bool) -> Echo:
+        if isinstance(prompt, str) and not is_cut:
+            return Echo(prompt, is_clients=True)
+        detokenizer = Detokenizer(self._engine.tokenizer, skip_special_tokens=params.skip_special_tokens)
+        # Without `flush`: a character that the prompt leaves unfinished is shown where the output finishes it.
+        return Echo(detokenizer.feed(token_ids), is_clients=False)
+
+
+def _num_choices(body: GenerationRequest, num_prompts: int, best_of: int | None) -> tuple[int, int]:
+    """How many choices are shown for each prompt, and how many are generated."""
+    n = _given(body.n, 1)
+    if not 1 <= n <= limits.MAX_N:
+        raise _invalid("n", f"n must be from 1 to {limits.MAX_N}, got {n}")
+    num_each = _given(best_of, n)
+    if not n <= num_each <= limits.MAX_N:
+        raise _invalid("best_of", f"best_of must be from n, which is {n}, to {limits.MAX_N}, got {num_each}")
+    if num_each > n and body.stream:
+        raise _invalid("best_of", "best_of is not for streams: the best are known only when all have ended")
+    if num_each * num_prompts > limits.MAX_CHOICES:
+        each = f"n = {n}" if num_each == n else f"best_of = {num_each}"
+        what = f"{num_prompts} prompts with {each} make {num_each * num_prompts} choices"
+        raise _invalid("prompt", f"{what}: one request may have {limits.MAX_CHOICES}")
+    return n, num_each
+
+
+def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
+    """`logprobs` and `top_logprobs` as one number."""
+    num_top = _given(body.top_logprobs, 0)
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        raise _invalid("top_logprobs", f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {num_top}")
+    if num_top > 0 and not body.logprobs:
+        raise _invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+    return num_top if body.logprobs else None
 
 
 _SAMPLING_FIELDS = (
@@ -188,7 +271,11 @@ _SAMPLING_FIELDS = (
 """Fields that SamplingParams has under the same name, with the API's default."""
 
 
-def _sampling_params(body: GenerationRequest, max_tokens: int | None) -> SamplingParams:
+def _sampling_params(body: GenerationRequest, max_tokens: int | None, reports: Reports) -> SamplingParams:
+    echo = isinstance(body, CompletionRequest) and bool(body.echo)
+    if max_tokens is not None and max_tokens < 1 and not (echo or reports.prompt_logprobs is not None):
+        raise _invalid("max_tokens", f"max_tokens must be at least 1, got {max_tokens} (0 is for scoring: see echo)")
+    of_prompt = [reports.prompt_logprobs, reports.logprobs if echo else None]
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingParams(
         max_tokens=max_tokens,
@@ -196,6 +283,8 @@ def _sampling_params(body: GenerationRequest, max_tokens: int | None) -> Samplin
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        logprobs=reports.logprobs,
+        prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
         **given,
     )
 

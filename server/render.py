@@ -4,7 +4,8 @@
                                       +--> Answer.full: folded by choice, one JSON object
 
 A stream has a delta for each token of each client, so its JSON is put together from parts that are made once for each
-answer; only the text itself is quoted. What the two routes differ in is a Shape. Knows no HTTP, no framing, no engine.
+answer; only the text itself is quoted. What is asked for beside the text (`reports`) goes along with its delta. What
+the two routes differ in is a Shape. Knows no HTTP, no framing, no engine.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.client import Chunk, Usage
 from engine.request import FinishReason
+from engine.text.tokenizer import Tokenizer
 from server.chat.reader import Reader
 from server.chat.said import Call, Said
 from server.choices import Chunks
-from server.convert import Work
+from server.convert import Reports, Work
+from server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from server.reports import Report, ReportedToken, Reporter
 
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -56,6 +60,8 @@ class Delta:
     """The thoughts before the text."""
     calls: tuple[dict[str, Any], ...] = ()
     """Calls of tools, as the stream has them."""
+    report: Report | None = None
+    """What is asked for beside the text."""
 
 
 class Shape(Protocol):
@@ -64,12 +70,17 @@ class Shape(Protocol):
     id_prefix: str
     object: str
     chunk_object: str
+    has_prompt_logprobs_in_choices: bool
+    """Else the answer has them beside its choices, which are all of one prompt."""
 
     def delta_json(self, delta: Delta) -> str:
         """The member of a stream's choice that holds the text."""
 
     def content(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """The member of a full answer's choice that holds it: what the deltas fold to."""
+
+    def logprobs(self, tokenizer: Tokenizer, tokens: Sequence[ReportedToken], num_top: int) -> dict[str, Any]:
+        """The logprobs of these tokens."""
 
 
 class CompletionShape:
@@ -78,6 +89,7 @@ class CompletionShape:
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
+    has_prompt_logprobs_in_choices = True
 
     def delta_json(self, delta: Delta) -> str:
         """See Shape."""
@@ -87,6 +99,10 @@ class CompletionShape:
         """See Shape."""
         return {"text": _text(deltas)}
 
+    def logprobs(self, tokenizer: Tokenizer, tokens: Sequence[ReportedToken], num_top: int) -> dict[str, Any]:
+        """See Shape."""
+        return completion_logprobs(tokenizer, tokens, num_top)
+
 
 class ChatShape:
     """/v1/chat/completions."""
@@ -94,6 +110,7 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    has_prompt_logprobs_in_choices = False
 
     def delta_json(self, delta: Delta) -> str:
         """See Shape."""
@@ -118,6 +135,10 @@ class ChatShape:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return {"message": message}
 
+    def logprobs(self, tokenizer: Tokenizer, tokens: Sequence[ReportedToken], num_top: int) -> dict[str, Any]:
+        """See Shape."""
+        return chat_logprobs(tokenizer, tokens, num_top)
+
 
 def _text(deltas: Sequence[Delta]) -> str:
     return "".join([delta.text for delta in deltas])
@@ -135,8 +156,12 @@ class UsageReports:
 class _Choice:
     """A choice so far."""
 
-    reader: Reader | None = None
+    reader: Reader | None
     """None if the text is shown as it is."""
+    echo: str
+    """The prompt, if it is shown: comes with the first delta."""
+    reporter: Reporter | None
+    """None if nothing is asked for beside the text."""
     num_calls: int = 0
     has_begun: bool = False
     usage: Usage | None = None
@@ -147,12 +172,20 @@ class _Choice:
 class Answer:
     """One answer, as a stream or in full: used once."""
 
-    def __init__(self, shape: Shape, work: Work, *, model: str, fingerprint: str) -> None:
+    def __init__(self, shape: Shape, work: Work, tokenizer: Tokenizer, *, model: str, fingerprint: str) -> None:
         self._shape = shape
-        self._n = work.n
-        self._reading = work.reading
-        self._num_prompt_tokens = sum(len(each.prompt_token_ids) for each in work.generations[:: work.n])
-        self._choices = [_Choice(None if work.reading is None else work.reading.reader()) for _ in work.generations]
+        self._work = work
+        self._tokenizer = tokenizer
+        self._num_prompt_tokens = sum(len(each.prompt_token_ids) for each in work.generations[:: work.num_each])
+        needs_reporter = work.reports != Reports() or work.num_each > work.n
+        self._choices = [
+            _Choice(
+                None if work.reading is None else work.reading.reader(),
+                "" if generation.echo is None else generation.echo.text,
+                Reporter(tokenizer, generation, work.reports) if needs_reporter else None,
+            )
+            for generation in work.generations
+        ]
         self._common = {
             "id": shape.id_prefix + secrets.token_hex(16),
             "object": shape.object,
@@ -167,8 +200,12 @@ class Answer:
             async for index, chunk in chunks:
                 if (delta := self._take(index, chunk)) is not None:
                     self._choices[index].deltas.append(delta)
-        choices = [self._fold(choice.deltas) for choice in self._choices]
-        return {**self._common, "choices": choices, "usage": self._usage()}
+        choices = [self._fold(index, choice.deltas) for index, choice in enumerate(self._shown())]
+        answer = {**self._common, "choices": choices, "usage": self._usage()}
+        if self._work.reports.prompt_logprobs is not None and not self._shape.has_prompt_logprobs_in_choices:
+            of_each = [choice.pop("prompt_logprobs") for choice in choices]
+            answer["prompt_logprobs"] = of_each[0]
+        return answer
 
     async def stream(self, chunks: Chunks, reports: UsageReports) -> AsyncGenerator[str, None]:
         """A JSON text for each delta, then one for the usage if it is asked for. Closes `chunks`."""
@@ -193,6 +230,8 @@ class Answer:
             said = choice.reader.feed(chunk.text)
             if chunk.finish_reason is not None:
                 said += choice.reader.flush()
+        if choice.reporter is not None:
+            choice.reporter.take(chunk)
         if not said and chunk.finish_reason is None:
             return None
         is_first, choice.has_begun = not choice.has_begun, True
@@ -200,40 +239,83 @@ class Answer:
         finish_reason = None if chunk.finish_reason is None else chunk.finish_reason.value
         if chunk.finish_reason is FinishReason.STOP and choice.num_calls:
             finish_reason = "tool_calls"
-        return Delta(index, said.content, is_first, finish_reason, chunk.stop_reason, said.reasoning, calls)
+        return Delta(
+            index=index,
+            text=choice.echo + said.content if is_first else said.content,
+            is_first=is_first,
+            finish_reason=finish_reason,
+            stop_reason=chunk.stop_reason,
+            reasoning=said.reasoning,
+            calls=calls,
+            report=None if choice.reporter is None else choice.reporter.flush(),
+        )
 
     def _call(self, choice: _Choice, call: Call) -> dict[str, Any]:
         """The next call of a choice, as a stream has it."""
-        assert self._reading is not None
+        assert self._work.reading is not None
         index, choice.num_calls = choice.num_calls, choice.num_calls + 1
         function = {"name": call.name, "arguments": call.arguments}
-        return {"index": index, "id": self._reading.new_call_id(), "type": "function", "function": function}
+        return {"index": index, "id": self._work.reading.new_call_id(), "type": "function", "function": function}
+
+    def _shown(self) -> Iterator[_Choice]:
+        """The choices of a full answer: of each prompt's, the likeliest, or all in their order."""
+        n, num_each = self._work.n, self._work.num_each
+        for start in range(0, len(self._choices), num_each):
+            choices = self._choices[start : start + num_each]
+            yield from choices if n == num_each else sorted(choices, key=_mean_logprob, reverse=True)[:n]
 
     def _choice_json(self, delta: Delta) -> str:
         """A stream's choice."""
-        start = f'{{"index":{delta.index},{self._shape.delta_json(delta)},"logprobs":null,"finish_reason":'
+        start = f'{{"index":{delta.index},{self._shape.delta_json(delta)},'
+        if delta.report is None:
+            start += '"logprobs":null,"finish_reason":'
+        else:
+            start += f'{_one_line(_dump(self._report(delta.report))[1:-1])},"finish_reason":'
         if delta.finish_reason is None:
             return start + "null}"
         return f'{start}{_dump(delta.finish_reason)},"stop_reason":{_dump(delta.stop_reason)}}}'
 
-    def _fold(self, deltas: list[Delta]) -> dict[str, Any]:
+    def _fold(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
         """A full answer's choice."""
         last = deltas[-1]
-        return {
-            "index": last.index,
+        report = sum((delta.report for delta in deltas if delta.report is not None), Report())
+        choice = {
+            "index": index,
             **self._shape.content(deltas),
-            "logprobs": None,
+            **self._report(report),
             "finish_reason": last.finish_reason,
             "stop_reason": last.stop_reason,
         }
+        if (num_top := self._work.reports.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, report.prompt_logprobs, num_top)
+        return choice
+
+    def _report(self, report: Report) -> dict[str, Any]:
+        """The members of a choice that say what is asked for beside the text."""
+        wanted = self._work.reports
+        members: dict[str, Any] = {"logprobs": None}
+        if wanted.logprobs is not None:
+            members["logprobs"] = self._shape.logprobs(self._tokenizer, report.tokens, wanted.logprobs)
+        if wanted.token_ids:
+            members["token_ids"] = list(report.token_ids)
+            if report.prompt_token_ids:
+                members["prompt_token_ids"] = list(report.prompt_token_ids)
+        return members
 
     def _usage(self) -> dict[str, Any]:
         """Token counts so far: each prompt once, by its first choice; the output of all choices."""
         num_output = sum(choice.usage.num_output_tokens for choice in self._choices if choice.usage)
-        num_cached = sum(choice.usage.num_cached_tokens for choice in self._choices[:: self._n] if choice.usage)
+        num_cached = sum(
+            choice.usage.num_cached_tokens for choice in self._choices[:: self._work.num_each] if choice.usage
+        )
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": num_output,
             "total_tokens": self._num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+
+def _mean_logprob(choice: _Choice) -> float:
+    assert choice.reporter is not None
+    return choice.reporter.mean_logprob

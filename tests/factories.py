@@ -12,7 +12,7 @@ from engine.kv.blocks import BlockPool
 from engine.kv.manager import KVCacheManager
 from engine.messages import Submit
 from engine.params import SamplingParams
-from engine.plan import PlanRow, SampledRow, StepPlan, StepResult
+from engine.plan import PlanRow, SampledRow, ScoredRow, StepPlan, StepResult, TokenLogprobs
 from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.text.pieces import Pieces
@@ -34,6 +34,12 @@ def expected_output(prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[
         if context[-1] in stop_ids:
             break
     return context[len(prompt) :]
+
+
+def fake_logprobs(before: Sequence[int], token_id: int) -> TokenLogprobs:
+    """What the fake model says of a token after these: a pure function of both."""
+    digest = hashlib.sha256(bytes([*before, token_id, 255])).digest()
+    return TokenLogprobs(token_id, -digest[0] / 16, rank=digest[1])
 
 
 @dataclass
@@ -62,13 +68,32 @@ class FakeRunner:
             for i, token in enumerate(row.token_ids):
                 block, offset = divmod(row.start + i, self.block_size)
                 self.cache[row.block_ids[block]][offset] = token
-        return StepResult(tuple(self._sample(row) for row in rows if row.sampling is not None))
+        return StepResult(
+            tuple(self._sample(row) for row in rows if row.sampling is not None),
+            tuple(self._score(row) for row in rows if row.scoring is not None),
+        )
 
     def _sample(self, row: PlanRow) -> SampledRow:
         if row.request_id in self.poisoned:
             return SampledRow(row.request_id, -1, error="logits are not finite")
-        context = [self.cache[row.block_ids[p // self.block_size]][p % self.block_size] for p in range(row.end)]
-        return SampledRow(row.request_id, next_token(context))
+        assert row.sampling is not None
+        context = self._read(row)
+        token_id = next_token(context)
+        wanted = row.sampling.logprobs is not None
+        return SampledRow(row.request_id, token_id, logprobs=fake_logprobs(context, token_id) if wanted else None)
+
+    def _score(self, row: PlanRow) -> ScoredRow:
+        if row.request_id in self.poisoned:
+            return ScoredRow(row.request_id, (), error="logits are not finite")
+        assert row.scoring is not None
+        assert row.start < row.scoring.targets.start, "the logits before the target are not in this row"
+        before = self._read(row)
+        targets = row.scoring.targets
+        return ScoredRow(row.request_id, tuple(fake_logprobs(before[:i], row.context[i]) for i in targets))
+
+    def _read(self, row: PlanRow) -> list[int]:
+        """The tokens in the cache up to the end of the row."""
+        return [self.cache[row.block_ids[p // self.block_size]][p % self.block_size] for p in range(row.end)]
 
 
 def make_manager(num_blocks: int = 16, block_size: int = 4, *, prefix_caching: bool = True) -> KVCacheManager:

@@ -26,6 +26,16 @@ VOCAB_SIZE = 0x110000  # a token for each character
 IDLE = EngineStats(num_running=0, num_waiting=0, num_used_blocks=0, num_total_blocks=16, num_steps=0, last_step_s=None)
 
 
+class CharacterPieces:
+    """Each token is a character."""
+
+    errors = "replace"
+    strip_space = False
+
+    def __getitem__(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+
 class FakeTokenizer:
     """One token for each character. Special: 2 begins a text. Chats are rendered as `<role>content` lines."""
 
@@ -33,6 +43,8 @@ class FakeTokenizer:
     vocab_size = VOCAB_SIZE
     has_chat_template = True
     chat_template = "<tool_call>"  # as models that call tools have it; `render_chat` is the template
+    special_token_ids = frozenset({2})
+    pieces = CharacterPieces()
 
     def __init__(self) -> None:
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []

@@ -30,7 +30,7 @@ class KVCacheManager:
         """Give a waiting request blocks for all its known tokens, cached ones first; False if there is no room.
 
         On success `num_computed_tokens` counts the cached tokens. At least the last token is always left to compute,
-        since its logits are wanted.
+        since its logits are wanted; of a prompt whose logprobs are wanted, all that are not scored yet.
         """
         cached = self._find_cached(request)
         num_new = self._blocks_for(request.num_tokens) - len(cached)
@@ -86,7 +86,7 @@ class KVCacheManager:
     def _find_cached(self, request: Request) -> list[int]:
         if not self.prefix_caching:
             return []
-        num_usable = (request.num_tokens - 1) // self.block_size
+        num_usable = request.num_reusable_tokens // self.block_size
         found: list[int] = []
         for i in range(num_usable):
             self._hash_blocks(request, i + 1)

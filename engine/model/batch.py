@@ -22,7 +22,7 @@ from engine.plan import PlanRow, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """What the model needs of a step; T tokens, S sampled rows."""
+    """What the model needs of a step; T tokens, S sampled rows, P scored tokens."""
 
     token_ids: IntArray
     """[T]"""
@@ -32,9 +32,11 @@ class StepArrays:
     """[T]: where in the KV cache each token's key and value go."""
     rows: PackedRows
     logits_rows: IntArray
-    """[S]: the packed tokens whose logits are wanted."""
+    """[S + P]: the packed tokens whose logits are wanted, first those of `sampled`, then those of `scored`."""
     sampled: tuple[PlanRow, ...]
     """[S]: the plan's rows that are sampled, in plan order."""
+    scored: tuple[PlanRow, ...]
+    """The plan's rows that score their prompt, in plan order; together they have P targets."""
 
 
 def pack_step(plan: StepPlan, block_size: int) -> StepArrays:
@@ -49,14 +51,24 @@ def pack_step(plan: StepPlan, block_size: int) -> StepArrays:
     position_ids = np.arange(query_starts[-1]) + (starts - query_starts[:-1])[row_of_token]
     blocks, offsets = np.divmod(position_ids, block_size)
     is_sampled = [i for i, row in enumerate(rows) if row.sampling is not None]
+    is_scored = [i for i, row in enumerate(rows) if row.scoring is not None]
+    scored_places = [_places_before(rows[i]) + query_starts[i] for i in is_scored]
     return StepArrays(
         token_ids=np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows]),
         position_ids=position_ids,
         slots=block_tables[row_of_token, blocks] * block_size + offsets,
         rows=PackedRows(query_starts, context_lens=starts + lens, block_tables=block_tables, block_size=block_size),
-        logits_rows=query_starts[1:][is_sampled] - 1,
+        logits_rows=np.concatenate([query_starts[1:][is_sampled] - 1, *scored_places]),
         sampled=tuple(rows[i] for i in is_sampled),
+        scored=tuple(rows[i] for i in is_scored),
     )
+
+
+def _places_before(row: PlanRow) -> IntArray:
+    """Which of the row's tokens come right before its targets."""
+    assert row.scoring is not None
+    targets = row.scoring.targets
+    return np.arange(targets.start, targets.stop) - 1 - row.start
 
 
 def _pad(tables: list[Sequence[int]]) -> IntArray:

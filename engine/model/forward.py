@@ -30,7 +30,7 @@ class PagedForward:
 
     @torch.inference_mode()
     def __call__(self, step: StepArrays, storage: KVStorage) -> Tensor:
-        """The logits [S, vocab_size] of the step's sampled tokens. On an accelerator nothing waits for it."""
+        """The logits [S + P, vocab_size] that the step wants. On an accelerator nothing waits for it."""
         inputs = PagedInputs(
             slots=to_device(step.slots, self.device),
             plan=self.kernels.plan_attention(step.rows, self.windows, self.device),

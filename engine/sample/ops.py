@@ -110,16 +110,22 @@ def draw(probs: Tensor, cdf: Tensor, u: Tensor) -> Tensor:
 
 
 def leaders(probs: Tensor) -> Ranked:
-    """The NUM_LEADERS first tokens of each ranking. Needs v >= BLOCK * NUM_LEADERS.
-
-    They lie in the NUM_LEADERS blocks that come first when blocks are ranked by their maximum: a block ranked before
-    a token's own holds a token that is ranked before it.
-    """
-    peaks = blocks(probs).amax(-1)
-    _, block = _largest(peaks, torch.arange(peaks.shape[-1], device=probs.device).expand_as(peaks))
-    candidates = (block[..., None] * BLOCK + torch.arange(BLOCK, device=probs.device)).flatten(1)
-    values, token_ids = _largest(probs.gather(1, candidates), candidates)
+    """The NUM_LEADERS first tokens of each ranking. Needs v >= BLOCK * NUM_LEADERS."""
+    values, token_ids = largest(probs, NUM_LEADERS)
     return _ranked(values, token_ids, complete=False)
+
+
+def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row: float32 [n, v] -> values falling, equals by id [n, count], and their ids.
+
+    They lie in the `count` blocks that come first when blocks are ranked by their maximum: a block ranked before a
+    value's own holds a value that is ranked before it.
+    """
+    peaks = blocks(rows).amax(-1)
+    block_ids = torch.arange(peaks.shape[-1], device=rows.device).expand_as(peaks)
+    _, block = _largest(peaks, block_ids, min(count, peaks.shape[-1]))
+    candidates = (block[..., None] * BLOCK + torch.arange(BLOCK, device=rows.device)).flatten(1)
+    return _largest(rows.gather(1, candidates), candidates, count)
 
 
 def shortlist(probs: Tensor, mass: Tensor, filters: Filters) -> Ranked:
@@ -189,12 +195,24 @@ def _bucket_reaching(buckets: Tensor, enough: float) -> int:
     return _NUM_BUCKETS - 1 - min(above, _NUM_BUCKETS - 1)
 
 
-def _largest(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The NUM_LEADERS largest of float32 `values` [n, m] (not negative), falling, equals by id; and their `ids`."""
+def _largest(values: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of float32 `values` [n, m], falling, equals by id; and their `ids`."""
     # Value and id in one integer: all keys differ, so the result does not depend on how topk treats equals.
-    keys = (values.view(torch.int32).to(torch.int64) << 32) | (_MAX_ID - ids)
-    keys = keys.topk(NUM_LEADERS, dim=-1).values
-    return (keys >> 32).to(torch.int32).view(torch.float32), _MAX_ID - (keys & _MAX_ID)
+    keys = (_ordered(values.view(torch.int32)).to(torch.int64) << 32) | (_MAX_ID - ids)
+    keys = keys.topk(count, dim=-1).values
+    return _ordered((keys >> 32).to(torch.int32)).view(torch.float32), _MAX_ID - (keys & _MAX_ID)
+
+
+def _ordered(bits: Tensor) -> Tensor:
+    """The bits of floats (int32) -> integers that order as the floats do, and back."""
+    return bits ^ ((bits >> 31) & _MAX_ID)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy in main memory, complete once the device's work up to here is done; itself if it lies there already."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _pick(blocked: Tensor, block: Tensor) -> Tensor:

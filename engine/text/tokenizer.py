@@ -94,6 +94,15 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The text of one token in UTF-8, or a part of a character if that is what it is.
+
+        Where tokens do not stand for bytes (`pieces` is None) it is what the token is alone, not among others.
+        """
+        if self.pieces is not None:
+            return self.pieces[token_id]
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can work."""

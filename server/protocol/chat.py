@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from server.protocol.base import ApiModel, documented
-from server.protocol.generation import FinishReason, GenerationRequest, Usage
+from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 
 class TextPart(ApiModel):
@@ -124,7 +124,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: list[ChatMessage]
     """The conversation so far, in order."""
-    max_completion_tokens: int | None = documented(minimum=1)
+    max_completion_tokens: int | None = documented(minimum=0)
     """The newer name of `max_tokens`; wins if both are there."""
     tools: list[Tool] | None = Field(default=None, max_length=128)
     """What the model may call, if its chat template knows tools and `--tool-parser` their calls."""
@@ -136,6 +136,14 @@ class ChatCompletionRequest(GenerationRequest):
     """Open the assistant's turn. On by default, unless `continue_final_message` is."""
     continue_final_message: bool | None = None
     """Leave the last message open, and go on with it."""
+    logprobs: bool | None = None
+    """Report the logprob of each token."""
+    top_logprobs: int | None = documented(minimum=0, maximum=20)
+    """With `logprobs`: those of this many most likely tokens too."""
+    echo: Literal[False] | None = None
+    """Of /v1/completions only."""
+    best_of: Literal[1] | None = None
+    """Of /v1/completions only."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Switches of the model's chat template, such as `enable_thinking`."""
 
@@ -173,17 +181,46 @@ class AnswerMessage(ApiModel):
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
+class TopLogprob(ApiModel):
+    """One of the most likely tokens at some place."""
+
+    token: str
+    """Its text. A part of a character is written as its bytes, `\\xe2\\x80`."""
+    logprob: float
+    """-9999.0 stands for minus infinity."""
+    bytes: list[int] | None
+    """What it adds to the text. Null for tokens that are not shown: special ones, and the one that ended the text."""
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+    """The most likely tokens at its place."""
+
+
+class ChatLogprobs(ApiModel):
+    """An entry for each token."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
 class ChatChoice(ApiModel):
     """One answer."""
 
     index: int
     message: AnswerMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     """`stop`: the model ended it, or a stop string or token did. `length`: `max_tokens` or the context is used up.
     `tool_calls`: the model ended it, and calls tools."""
     stop_reason: str | int | None
     """The stop string or token id that ended it."""
+    token_ids: list[int] | None = None
+    """With `return_token_ids`: those that were generated."""
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`."""
 
 
 class ChatCompletion(ApiModel):
@@ -198,6 +235,8 @@ class ChatCompletion(ApiModel):
     """Changes with whatever may change the text: the build, the model, its number type, the kernels."""
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    """With `prompt_logprobs`: of the prompt that the template makes of the messages."""
 
 
 class DeltaCall(AnswerCall):
@@ -222,10 +261,15 @@ class ChatChunkChoice(ApiModel):
 
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
+    """Of the tokens that are new in this chunk."""
     finish_reason: ChatFinishReason | None
     """Null until the choice's last chunk."""
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    """With `return_token_ids`: those that are new in this chunk."""
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`, in a choice's first chunk only."""
 
 
 class ChatCompletionChunk(ApiModel):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
 
-from server.protocol.base import ApiModel
-from server.protocol.generation import FinishReason, GenerationRequest, Usage
+from server.protocol.base import ApiModel, documented
+from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 Prompt = str | list[int]
 
@@ -44,6 +44,28 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
     """A text, several, one prompt's token ids, or several prompts' token ids."""
+    logprobs: int | None = documented(minimum=0, maximum=20)
+    """Report the logprob of each token, and of this many most likely ones."""
+    echo: bool | None = None
+    """Begin the text with the prompt; with `logprobs`, those of its tokens too."""
+    best_of: int | None = documented(minimum=1, maximum=128)
+    """Generate this many choices for each prompt, and show the `n` whose tokens are likeliest on average. Not for
+    streams."""
+    top_logprobs: Literal[0] | None = None
+    """Of chat only: see `logprobs`."""
+
+
+class CompletionLogprobs(ApiModel):
+    """Four arrays with an entry for each token, those of an echoed prompt first."""
+
+    tokens: list[str]
+    """The tokens' text. One that is a part of a character is written `bytes:\\xe2\\x80`."""
+    token_logprobs: list[float | None]
+    """Null for the first token of a prompt, which nothing predicts. -9999.0 stands for minus infinity."""
+    top_logprobs: list[dict[str, float] | None]
+    """The most likely tokens, and the one that stands there."""
+    text_offset: list[int]
+    """Where in the text each token begins, in characters."""
 
 
 class CompletionChoice(ApiModel):
@@ -51,11 +73,17 @@ class CompletionChoice(ApiModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     """`stop`: the model ended it, or a stop string or token did. `length`: `max_tokens` or the context is used up."""
     stop_reason: str | int | None
     """The stop string or token id that ended it."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """With `prompt_logprobs`."""
+    token_ids: list[int] | None = None
+    """With `return_token_ids`: those that were generated."""
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`."""
 
 
 class Completion(ApiModel):
@@ -77,10 +105,15 @@ class CompletionChunkChoice(ApiModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
+    """Of the tokens that are new in this chunk."""
     finish_reason: FinishReason | None
     """Null until the choice's last chunk."""
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    """With `return_token_ids`: those that are new in this chunk."""
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`, in a choice's first chunk only."""
 
 
 class CompletionChunk(ApiModel):

@@ -48,8 +48,9 @@ class GenerationRequest(ApiModel):
 
     model: str | None = None
     """The served model's name (see /v1/models). May be left out."""
-    max_tokens: int | None = documented(minimum=1)
-    """Most tokens to generate. Left out: 16 for /v1/completions, up to the context length for chat."""
+    max_tokens: int | None = documented(minimum=0)
+    """Most tokens to generate. Left out: 16 for /v1/completions, up to the context length for chat. 0, with `echo` or
+    `prompt_logprobs` only, scores the prompt."""
     temperature: float | None = documented(minimum=0, default=1.0)
     """0 takes the most likely token always; 1 samples from the model's own distribution."""
     top_p: float | None = documented(exclusiveMinimum=0, maximum=1, default=1.0)
@@ -92,6 +93,11 @@ class GenerationRequest(ApiModel):
     """What the text must be: JSON, JSON of a schema, or anything."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's name for the same, with more kinds. Not beside a `response_format` that asks for JSON."""
+    prompt_logprobs: int | None = documented(minimum=0, maximum=20)
+    """Report the logprob of each token of the prompt, and of this many most likely ones. Not for streams. The prompt is
+    then computed whole, without the prefix cache."""
+    return_token_ids: bool | None = None
+    """Report the token ids of prompt and text."""
     stream: bool | None = None
     """Send the text as it comes, as server-sent events."""
     stream_options: StreamOptions | None = None
@@ -124,3 +130,17 @@ class Usage(ApiModel):
     """Tokens generated, of all choices together."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class PromptTokenLogprob(ApiModel):
+    """How likely a token was at one place of the prompt."""
+
+    logprob: float
+    """-9999.0 stands for minus infinity, here and everywhere."""
+    rank: int
+    """1 + how many tokens were likelier."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptTokenLogprob] | None]
+"""For each token of the prompt: by token id, its own logprob and those of the most likely ones. Null for the first."""

@@ -18,7 +18,7 @@ from server.sse import event_stream
 
 async def answer(request: Request, serving: Serving, body: GenerationRequest, work: Work, shape: Shape) -> Response:
     """Generate, and answer in the shape of the route. A client that leaves ends the generation."""
-    rendered = Answer(shape, work, model=serving.model, fingerprint=serving.fingerprint)
+    rendered = Answer(shape, work, serving.engine.tokenizer, model=serving.model, fingerprint=serving.fingerprint)
     chunks = run_choices(serving.engine, work)
     if body.stream:
         return await event_stream(request, rendered.stream(chunks, _usage_reports(body.stream_options)))

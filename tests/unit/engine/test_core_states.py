@@ -6,7 +6,7 @@ that it would get alone, and blocks and requests always agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import event as note
 from hypothesis import settings
@@ -22,8 +22,9 @@ from hypothesis.stateful import (
 )
 
 from engine.messages import Abort, Failed, Finished, StepReport, Submit, TokensOut
+from engine.plan import TokenLogprobs
 from engine.request import FinishReason
-from tests.factories import EOS, expected_output, make_core, make_submit
+from tests.factories import EOS, expected_output, fake_logprobs, make_core, make_submit
 
 # Prompts that begin alike often, and end on block borders often; caches that hold only one or two of them at once.
 PROMPTS = st.builds(
@@ -36,8 +37,13 @@ PROMPTS = st.builds(
 
 @dataclass
 class Expected:
+    prompt: list[int]
     output: list[int]
-    got: list[int]
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+    got: list[int] = field(default_factory=list)
+    got_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    got_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     aborted: bool = False
     poisoned: bool = False
     ended: bool = False
@@ -72,7 +78,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         target=requests,
         prompt=PROMPTS,
-        max_tokens=st.sampled_from([1, 2, 5, 8, 8, 8]),
+        max_tokens=st.sampled_from([0, 1, 2, 5, 8, 8, 8]),
+        logprobs=st.sampled_from([None, None, 0]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 3]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.lists(st.integers(0, 49), max_size=2),
         priority=st.integers(-1, 1),
@@ -80,8 +88,11 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def submit(
         self,
+        *,
         prompt: list[int],
         max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
         ignore_eos: bool,
         stop_token_ids: list[int],
         priority: int,
@@ -92,6 +103,8 @@ class EngineMachine(RuleBasedStateMachine):
             request_id,
             prompt,
             max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             ignore_eos=ignore_eos,
             stop_token_ids=tuple(stop_token_ids),
             priority=priority,
@@ -99,7 +112,15 @@ class EngineMachine(RuleBasedStateMachine):
             arrival_s=float(request_id),
         )
         stop_ids = frozenset(stop_token_ids) | (frozenset() if ignore_eos else {EOS})
-        self.expected[request_id] = Expected(expected_output(prompt, max_tokens, stop_ids), [])
+        output = expected_output(prompt, max_tokens, stop_ids)
+        known = prompt + output
+        scores = [fake_logprobs(known[:i], known[i]) for i in range(1, len(known))]
+        self.expected[request_id] = Expected(
+            prompt,
+            output,
+            logprobs=[] if logprobs is None else scores[len(prompt) - 1 :],
+            prompt_logprobs=[] if prompt_logprobs is None else scores[: len(prompt) - 1],
+        )
         self.core.submit(message)
         return request_id
 
@@ -139,6 +160,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert report.stats.num_prefill_tokens + report.stats.num_decode_tokens == plan.num_tokens
         note("a step preempted") if report.stats.num_preempted else None
         note("a prefix was found") if report.stats.num_prefix_hits else None
+        note("a prompt was scored in pieces") if any(
+            r.scoring and r.scoring.targets.start > 1 for r in plan.rows
+        ) else None
         self.take(report)
         self.core.check_integrity()
 
@@ -159,6 +183,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert not expected.ended, "an event after the end"
             if isinstance(event, TokensOut):
                 expected.got += event.token_ids
+                expected.got_logprobs += event.logprobs
+                expected.got_prompt_logprobs += event.prompt_logprobs
+                assert expected.got_logprobs == expected.logprobs[: len(expected.got)]
+                if expected.got:
+                    assert expected.got_prompt_logprobs == expected.prompt_logprobs
                 assert expected.got == expected.output[: len(expected.got)]
             elif isinstance(event, Failed):
                 expected.ended = True
@@ -173,6 +202,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert expected.aborted
             return
         assert expected.got == expected.output
+        assert expected.got_logprobs == expected.logprobs
+        assert expected.got_prompt_logprobs == expected.prompt_logprobs
         if event.reason is FinishReason.STOP:
             assert event.stop_token_id == expected.got[-1]
         else:

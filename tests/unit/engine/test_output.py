@@ -7,6 +7,7 @@ import pytest
 from engine.errors import EngineError
 from engine.messages import Event, Failed, Finished, RequestTimings, TokensOut
 from engine.output import RequestOutput, Usage
+from engine.plan import TokenLogprobs
 from engine.request import FinishReason
 from engine.text.tokenizer import Tokenizer
 from tests.factories import LetterTokenizer, make_submit
@@ -64,6 +65,7 @@ def test_a_stop_token_is_hidden_unless_asked_for(
     output = make_output(stop_token_ids=stop_token_ids, include_stop_str_in_output=include)
     chunk = output.take([tokens(A, B), end(FinishReason.STOP, stop_token_id=B)])
     assert (chunk.text, chunk.stop_reason) == (text, stop_reason)
+    assert chunk.hides_last_token == (not include)
     assert chunk.usage.num_output_tokens == 2
 
 
@@ -84,6 +86,17 @@ def test_min_tokens_within_one_piece():
 @pytest.mark.parametrize(("skip", "text"), [(True, "AB"), (False, f"A{chr(65 + SPECIAL)}B")])
 def test_special_tokens_are_skipped_unless_asked_for(skip: bool, text: str):
     assert make_output(skip_special_tokens=skip).take([tokens(A, SPECIAL, B)]).text == text
+
+
+def test_logprobs_come_with_their_tokens_and_the_prompts_before_them():
+    output = make_output(logprobs=0, prompt_logprobs=0, stop=("AB",))
+    scores = [TokenLogprobs(token_id, -float(token_id), 1) for token_id in (A, B, C)]
+    chunk = output.take([TokensOut(7, (), 0, prompt_logprobs=(scores[2],))])
+    assert (chunk.text, chunk.token_ids, chunk.logprobs, chunk.prompt_logprobs) == ("", (), (), (scores[2],))
+    chunk = output.take([TokensOut(7, (A,), 0, (scores[0],))])
+    assert (chunk.text, chunk.logprobs) == ("", (scores[0],))  # held back: its logprobs are not
+    chunk = output.take([TokensOut(7, (C,), 0, (scores[2],)), TokensOut(7, (B,), 0, (scores[1],))])
+    assert (chunk.text, chunk.logprobs, chunk.prompt_logprobs) == ("ACB", (scores[2], scores[1]), ())
 
 
 def test_a_failure_raises_its_error():

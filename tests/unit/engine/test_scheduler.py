@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.core import EngineCore
-from engine.messages import Abort, Failed, TokensOut
+from engine.messages import Abort, Failed, Finished, TokensOut
+from engine.request import FinishReason
 from tests.factories import EOS, FakeRunner, expected_output, make_core, make_submit
 
 
@@ -173,3 +174,61 @@ def test_max_tokens_none_runs_to_the_context():
     core, _ = make_core(num_blocks=4, block_size=4)
     core.submit(make_submit(0, [1] * 3, max_tokens=None, ignore_eos=True))
     assert len(run(core)[0]) == 13
+
+
+def targets(runner: FakeRunner) -> list[tuple[int, range]]:
+    """The prompt positions that the last plan scores, by request."""
+    return [(row.request_id, row.scoring.targets) for row in runner.plans[-1].rows if row.scoring is not None]
+
+
+def test_a_prompt_is_scored_chunk_by_chunk_from_its_second_token():
+    core, runner = make_core(max_num_batched_tokens=4)
+    core.submit(make_submit(0, [1] * 9, prompt_logprobs=2))
+    seen = []
+    for _ in range(4):
+        core.step()
+        seen += targets(runner)
+    assert seen == [(0, range(1, 5)), (0, range(5, 9))]  # the third chunk, position 8 alone, is for the output
+
+
+def test_a_scored_prompt_is_computed_whole_but_its_blocks_are_shared():
+    core, runner = make_core()
+    for request_id, params in enumerate(({}, {"prompt_logprobs": 0}, {})):
+        core.submit(make_submit(request_id, [1] * 12, max_tokens=1, **params))
+        core.step()
+    starts = [plan.rows[0].start for plan in runner.plans]
+    assert starts == [0, 0, 8]
+
+
+def test_a_step_scores_no_more_than_its_share(monkeypatch):
+    monkeypatch.setattr("engine.scheduler.MAX_SCORED_TOKENS", 5)
+    core, runner = make_core(num_blocks=32)
+    core.submit(make_submit(0, [1] * 7, max_tokens=1, prompt_logprobs=0))
+    core.submit(make_submit(1, [2] * 4, max_tokens=1, prompt_logprobs=0))
+    core.submit(make_submit(2, [3] * 6, max_tokens=1))
+    core.step()
+    assert rows(runner) == [(0, 0, 5)]  # those behind wait their turn
+    core.step()
+    assert rows(runner) == [(0, 5, 2), (1, 0, 4), (2, 0, 6)]
+    assert run(core) == {}
+
+
+def test_a_request_for_no_tokens_ends_when_its_prompt_is_computed():
+    core, runner = make_core(max_num_batched_tokens=4)
+    core.submit(make_submit(0, [1] * 6, max_tokens=0, prompt_logprobs=0))
+    assert len(core.step().events) == 1
+    scores, end = core.step().events
+    assert isinstance(scores, TokensOut)
+    assert (scores.token_ids, len(scores.prompt_logprobs)) == ((), 1)
+    assert isinstance(end, Finished)
+    assert (end.reason, end.num_output_tokens, end.timings.first_token_s) == (FinishReason.LENGTH, 0, None)
+    assert not any(row.sampling for plan in runner.plans for row in plan.rows)
+    assert not core.has_work
+
+
+def test_a_prompt_that_fills_the_context_may_still_be_scored():
+    core, _ = make_core(num_blocks=4)
+    core.submit(make_submit(0, [1] * 16, max_tokens=0, prompt_logprobs=0))
+    core.submit(make_submit(1, [1] * 16, max_tokens=1))
+    events = core.step().events
+    assert [type(event) for event in events] == [Failed, TokensOut, Finished]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 def run(engine: FakeEngine, num_choices: int) -> Chunks:
     """Choice i has the prompt [i]."""
     generations = tuple(Generation((i,), SamplingParams()) for i in range(num_choices))
-    return run_choices(cast(AsyncEngine, engine), Work(generations, 1, priority=3, cache_salt="salt"))
+    return run_choices(cast(AsyncEngine, engine), Work(generations, 1, priority=3, cache_salt="salt", num_each=1))
 
 
 async def test_what_the_engine_is_asked_for() -> None:

@@ -11,7 +11,7 @@ from engine.errors import EngineDead, RequestError
 from engine.params import SamplingParams
 from server.chat.dialect import Dialect
 from server.chat.tools import FORMATS
-from server.convert import Converter, Work
+from server.convert import Converter, Echo, Reports, Work
 from server.errors import ModelNotFound
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
@@ -41,7 +41,7 @@ async def test_defaults_of_completions() -> None:
     (generation,) = work.generations
     assert list(generation.prompt_token_ids) == [2, *ids("hi")]
     assert generation.params == SamplingParams(max_tokens=16)
-    assert (work.n, work.priority, work.cache_salt) == (1, 0, "")
+    assert (work.n, work.num_each, work.priority, work.cache_salt, work.reports) == (1, 1, 0, "", Reports())
 
 
 async def test_defaults_of_chat() -> None:
@@ -93,6 +93,52 @@ async def test_max_completion_tokens_wins(fields: dict[str, int], max_tokens: in
     assert (await chat(**fields)).generations[0].params.max_tokens == max_tokens
 
 
+@pytest.mark.parametrize(
+    ("fields", "logprobs", "prompt_logprobs", "reports"),
+    [
+        ({"logprobs": 0}, 0, None, Reports(logprobs=0)),
+        ({"logprobs": 3, "echo": True}, 3, 3, Reports(logprobs=3)),
+        ({"logprobs": 3, "echo": True, "prompt_logprobs": 5}, 3, 5, Reports(logprobs=3, prompt_logprobs=5)),
+        ({"echo": True}, None, None, Reports()),
+        ({"prompt_logprobs": 0, "max_tokens": 0}, None, 0, Reports(prompt_logprobs=0)),
+        ({"best_of": 2}, 0, None, Reports()),
+        ({"best_of": 2, "logprobs": 1}, 1, None, Reports(logprobs=1)),
+        ({"best_of": 1, "return_token_ids": True}, None, None, Reports(token_ids=True)),
+    ],
+)
+async def test_what_is_reported_and_what_the_engine_is_asked_for(
+    fields: dict[str, Any], logprobs: int | None, prompt_logprobs: int | None, reports: Reports
+) -> None:
+    work = await complete(**fields)
+    assert work.reports == reports
+    for generation in work.generations:
+        assert (generation.params.logprobs, generation.params.prompt_logprobs) == (logprobs, prompt_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [({}, None), ({"logprobs": False, "top_logprobs": 0}, None), ({"logprobs": True}, 0), ({"top_logprobs": 4}, 4)],
+)
+async def test_chat_logprobs_are_two_fields(fields: dict[str, Any], logprobs: int | None) -> None:
+    work = await chat(**({"logprobs": True} | fields if fields else {}))
+    assert work.reports.logprobs == work.generations[0].params.logprobs == logprobs
+
+
+async def test_best_of_generates_more_than_it_shows() -> None:
+    work = await complete(prompt=["a", "b"], n=2, best_of=5)
+    assert (work.n, work.num_each, len(work.generations)) == (2, 5, 10)
+
+
+async def test_echoes_are_the_clients_texts_or_what_its_ids_say() -> None:
+    work = await complete(prompt=["a\x02b", "c"], echo=True, n=2)
+    texts = [Echo("a\x02b", is_clients=True), Echo("c", is_clients=True)]
+    assert [each.echo for each in work.generations] == [texts[0], texts[0], texts[1], texts[1]]
+    assert (await complete(prompt=[97, 2, 98], echo=True)).generations[0].echo == Echo("ab", is_clients=False)
+    work = await complete(prompt=[97, 2, 98], echo=True, skip_special_tokens=False)
+    assert work.generations[0].echo == Echo("a\x02b", is_clients=False)
+    assert (await complete(prompt="a")).generations[0].echo is None
+
+
 async def test_choices_are_in_prompt_order() -> None:
     work = await complete(prompt=[[5], [6, 7]], n=2)
     assert [list(each.prompt_token_ids) for each in work.generations] == [[5], [5], [6, 7], [6, 7]]
@@ -120,6 +166,17 @@ async def test_choices_without_a_seed_are_left_to_the_engine() -> None:
         ({"max_tokens": -1}, "max_tokens", "at least 1, got -1"),
         ({"max_tokens": 62}, "max_tokens", "3 tokens and max_tokens is 62, together 65; the context length is 64"),
         ({"max_tokens": 10**30}, "max_tokens", "the context length is 64"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens", "at least 0"),
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens", "at least 1"),
+        ({"logprobs": 21}, "logprobs", "from 0 to 20, got 21"),
+        ({"logprobs": -1}, "logprobs", "from 0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "from 0 to 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not for streams"),
+        ({"best_of": 2, "n": 3}, "best_of", "from n, which is 3, to 128, got 2"),
+        ({"best_of": 0}, "best_of", "from n, which is 1"),
+        ({"best_of": 129}, "best_of", "to 128, got 129"),
+        ({"best_of": 2, "stream": True}, "best_of", "not for streams"),
+        ({"prompt": ["a"] * 9, "best_of": 128}, "prompt", "9 prompts with best_of = 128 make 1152 choices"),
         ({"temperature": -0.1}, "temperature", ">= 0"),
         ({"top_p": 0}, "top_p", "above 0"),
         ({"top_p": 1.1}, "top_p", "at most 1"),
@@ -178,6 +235,10 @@ async def test_what_is_refused_names_its_field(fields: dict[str, Any], param: st
         ({"max_tokens": 99}, "max_tokens", "the context length is 64"),
         ({"max_completion_tokens": 99}, "max_completion_tokens", "the context length is 64"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "from 0 to 20, got 21"),
+        ({"top_logprobs": -1}, "top_logprobs", "from 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "from 0 to 20"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "enable_thinking"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", "enable_thinking"),
         ({"chat_template_kwargs": {"thinking": [1]}}, "chat_template_kwargs", "string, number or boolean"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from engine.kv.storage import KVCapacity, KVStorage
 from engine.model.loader import LoadedModel, load_model
 from engine.model.runner import ModelRunner
 from engine.params import SamplingParams
-from engine.plan import PlanRow, SampledRow, StepPlan
+from engine.plan import PlanRow, PromptScoring, SampledRow, StepPlan
 from engine.sample.sampler import Sampler
 from tests.factories_models import save_tiny_model, tiny_config
 
@@ -100,3 +101,34 @@ def test_sampling_by_seed_and_position(runner: ModelRunner) -> None:
     assert tokens[0] == tokens[1]
     assert tokens[0][0] == tokens[0][2]
     assert run(runner, rows[2])[2] == tokens[0][2]
+
+
+def scoring(context: list[int], start: int, count: int, block_ids: list[int], **fields: object) -> PlanRow:
+    """A row in the middle of a prompt, which scores the tokens after its own."""
+    targets = PromptScoring(range(start + 1, start + count + 1), 2)
+    row = PlanRow(7, context[start : start + count], start, block_ids, None, context=context, scoring=targets)
+    return replace(row, **fields)  # type: ignore[arg-type]
+
+
+def test_prompts_are_scored_beside_sampled_rows(runner: ModelRunner, loaded: LoadedModel) -> None:
+    context = [1, 2, 3, 4, 5, 6]
+    decoding = PlanRow(0, [9, 8], 0, [9], SamplingParams(temperature=0, logprobs=1))
+    result = runner.launch(StepPlan((scoring(context, 0, 3, [1, 2]), decoding))).collect()
+    (sampled,), (scored,) = result.sampled, result.scored
+    assert (scored.request_id, [entry.token_id for entry in scored.logprobs]) == (7, [2, 3, 4])
+    assert [len(entry.top) for entry in scored.logprobs] == [2, 2, 2]
+    assert [entry.top[0][0] for entry in scored.logprobs] == [expected_token(loaded, context[:i]) for i in (1, 2, 3)]
+    assert sampled.logprobs is not None
+    assert sampled.token_id == sampled.logprobs.token_id == sampled.logprobs.top[0][0]
+    assert sampled.logprobs.rank == 1
+
+
+def test_scores_that_are_not_finite_fail_their_row_alone(runner: ModelRunner) -> None:
+    context = [1, 2, 3, 4, 5, 6, 7]
+    run(runner, PlanRow(7, context[:4], 0, [1], GREEDY), PlanRow(8, context[:4], 0, [2], GREEDY))
+    runner.storage.keys[0][1] = torch.nan
+    rows = (scoring(context, 4, 2, [1, 3]), scoring(context, 4, 2, [2, 4], request_id=8))
+    bad, good = runner.launch(StepPlan(rows)).collect().scored
+    assert (bad.request_id, bad.logprobs) == (7, ())
+    assert bad.error == "the model computed logits that are not finite for this request"
+    assert (good.request_id, len(good.logprobs), good.error) == (8, 2, None)
