@@ -26,10 +26,10 @@ class GrammarSpec:
     Raises `RequestError` naming `param` when it is empty, too long or not Unicode.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark", "calls"]
     text: str = ""
     """A JSON schema, as JSON; a regular expression in Rust's syntax, for all of the output; a JSON array of strings,
-    one of which the output is; a grammar in llguidance's variant of Lark. For json_object nothing."""
+    one of which the output is; a grammar in llguidance's Lark; what `calls` makes. For json_object nothing."""
     param: str = field(default="grammar", compare=False)
     """The field of the request that it came in: what errors name."""
 
@@ -43,6 +43,14 @@ class GrammarSpec:
         """One of these texts."""
         _check(bool(choices), param, "none", "a choice of at least one string")
         return cls("choice", json.dumps(list(choices)), param)
+
+    @classmethod
+    def calls(cls, schemas: Mapping[str, Mapping[str, Any]], *, max_calls: int, param: str = "grammar") -> GrammarSpec:
+        """A line of JSON for each call, `{"name": ..., "arguments": ...}`: at least one, of a name in `schemas`, with
+        arguments that validate against its schema."""
+        _check(bool(schemas), param, "none", "at least one function")
+        text = json.dumps({"schemas": schemas, "max_calls": max_calls}, ensure_ascii=False)
+        return cls("calls", text, param)
 
     def __post_init__(self) -> None:
         if self.kind != "json_object":

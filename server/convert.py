@@ -22,9 +22,10 @@ from server.chat.conversation import Conversation
 from server.chat.dialect import Dialect, offered_tools
 from server.chat.messages import to_template
 from server.chat.reader import Reading
+from server.chat.tools.forced import FORCED_FORMAT, forced_functions, grammar_of_calls
 from server.errors import ModelNotFound
 from server.prompts import PromptEncoder
-from server.protocol.chat import ChatCompletionRequest, ChatMessage
+from server.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionDefinition
 from server.protocol.completions import CompletionRequest, Prompt
 from server.protocol.generation import GenerationRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -125,16 +126,31 @@ class Converter:
             names["max_tokens"] = "max_completion_tokens"
         with _renamed(names):
             params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens), reports)
+            if forced := forced_functions(body):  # then the answer has no text that a form could be asked of
+                params = replace(params, grammar=grammar_of_calls(body, forced))
             prompt = await self._encoder_for(body).encode_chat(
-                _conversation(body, body.messages, offered_tools(body)),
+                self._dialect.conversation(_conversation(body, body.messages, offered_tools(body))),
                 add_special_tokens=_given(body.add_special_tokens, False),
             )
-            # What a grammar holds the text to has neither thoughts nor calls in it.
-            reading = None if params.grammar else self._dialect.reading(body, prompt, self._engine.tokenizer)
+            reading = self._reading(body, prompt, forced, params)
             if reading and reading.tool_format and reading.tool_format.has_special_marks:
                 params = replace(params, skip_special_tokens=False)
             work = self._fill(work, self._truncated([prompt], body, params), params)
             return replace(work, reading=reading)
+
+    def _reading(
+        self,
+        body: ChatCompletionRequest,
+        prompt: Sequence[int],
+        forced: Sequence[FunctionDefinition],
+        params: SamplingParams,
+    ) -> Reading | None:
+        """How the answers are to be read."""
+        if forced:
+            return Reading(tool_format=FORCED_FORMAT, tool_names=frozenset(function.name for function in forced))
+        if params.grammar is not None:  # what it holds the text to has neither thoughts nor calls in it
+            return None
+        return self._dialect.reading(body, prompt, self._engine.tokenizer)
 
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The tokens of a text or a conversation, however many. Raises RequestError or ModelNotFound."""
@@ -143,7 +159,7 @@ class Converter:
             raise _invalid("prompt", "exactly one of prompt and messages is required")
         if body.messages is not None:
             tools = [tool.to_template() for tool in body.tools or ()]
-            conversation = _conversation(body, body.messages, tools or None)
+            conversation = self._dialect.conversation(_conversation(body, body.messages, tools or None))
             add_special_tokens = _given(body.add_special_tokens, False)
             return await self._any_length.encode_chat(conversation, add_special_tokens=add_special_tokens)
         texts = [body.prompt or ""]

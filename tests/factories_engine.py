@@ -42,7 +42,7 @@ class FakeTokenizer:
     bos_token_id = 2
     vocab_size = VOCAB_SIZE
     has_chat_template = True
-    chat_template = "<tool_call>"  # as models that call tools have it; `render_chat` is the template
+    chat_template = "<tool_call> tools"  # as models that call tools have it; `render_chat` is the template
     special_token_ids = frozenset({2})
     pieces = CharacterPieces()
 

@@ -63,8 +63,21 @@ def source_of(spec: GrammarSpec) -> str:
                 return LLMatcher.grammar_from_lark(f"start: {texts}")
             case "lark":
                 return LLMatcher.grammar_from_lark(spec.text)
+            case "calls":
+                _check_schema(spec.text)
+                return LLMatcher.grammar_from_lark(_calls_as_lark(**json.loads(spec.text)))
     except (ValueError, RecursionError) as error:
         raise GrammarError(explain(str(error))) from error
+
+
+def _calls_as_lark(schemas: dict[str, dict[str, Any]], max_calls: int) -> str:
+    """Each schema is a grammar of its own, so that references within it hold."""
+    more = f'("\\n" call){{0,{max_calls - 1}}}' if max_calls > 1 else ""
+    rules = [f"start: call {more}", "call: " + " | ".join(f"f{i}" for i in range(len(schemas)))]
+    for i, (name, schema) in enumerate(schemas.items()):
+        begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        rules += [f'f{i}: {begin} a{i} "}}"', f"a{i}: %json {json.dumps(schema | {'x-guidance': JSON_OPTIONS})}"]
+    return "\n".join(rules)
 
 
 def explain(message: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from config.schema import ServerConfig
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
+from server.chat.conversation import Conversation
 from server.chat.reader import Reading
 from server.chat.reasoning import opens_thoughts
 from server.chat.tools import FORMATS, detect
 from server.chat.tools.format import Format
+from server.chat.tools.instructions import with_instructions
 from server.protocol.chat import ChatCompletionRequest
 
 _PROMPT_END_LEN = 8
@@ -26,6 +28,8 @@ class Dialect:
     thinks: bool = False
     tool_format: Format | None = None
     """None if it writes no calls that are known here."""
+    shows_tools: bool = False
+    """The chat template tells the model of tools."""
 
     @classmethod
     def of(cls, settings: ServerConfig, tokenizer: Tokenizer) -> Dialect:
@@ -34,46 +38,49 @@ class Dialect:
             tool_format = detect(tokenizer.chat_template)
         else:
             tool_format = FORMATS.get(settings.tool_parser)  # not there: none
-        return cls(settings.reasoning_parser == "think", tool_format)
+        return cls(settings.reasoning_parser == "think", tool_format, "tools" in tokenizer.chat_template)
 
     def reading(self, body: ChatCompletionRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> Reading:
         """How the answers to a request are to be read. `prompt`: its tokens."""
         is_thinking = self.thinks and opens_thoughts(
             tokenizer.decode(prompt[-_PROMPT_END_LEN:], skip_special_tokens=False)
         )
-        names = [tool["function"]["name"] for tool in offered_tools(body) or ()]
+        names = frozenset(tool["function"]["name"] for tool in offered_tools(body) or ())
         return Reading(
             thinks=self.thinks,
             is_thinking=is_thinking,
             tool_format=self.tool_format if names else None,
-            tool_names=frozenset(names),
+            tool_names=names,
             has_parallel_calls=body.parallel_tool_calls is not False,
         )
+
+    def conversation(self, conversation: Conversation) -> Conversation:
+        """The conversation, with tools in words if the template would not show them."""
+        if not conversation.tools or self.shows_tools:
+            return conversation
+        return replace(conversation, messages=with_instructions(conversation.messages, conversation.tools), tools=None)
 
     def check(self, body: ChatCompletionRequest) -> None:
         """Raise RequestError for tools that the model cannot be offered."""
         if body.tool_choice is not None and body.tool_choice != "none" and not body.tools:
             raise RequestError("tool_choice needs tools", param="tool_choice", code="invalid_value")
-        if not isinstance(body.tool_choice, str | None) or body.tool_choice == "required":
-            raise RequestError(
-                'tool_choice may be "auto" or "none": to force a call is not supported by this server',
-                param="tool_choice",
-                code="unsupported_parameter",
-            )
         tools = offered_tools(body) or ()
-        if tools and self.tool_format is None:
+        if tools and self.tool_format is None and body.tool_choice in (None, "auto"):
             raise RequestError(
-                "tools cannot be offered to this model: its chat template has no calls of a form that is known here "
-                "(--tool-parser names one)",
+                "this model cannot choose to call tools: its chat template has no calls of a form that is known here "
+                '(--tool-parser names one). tool_choice "required", or a function\'s name, works with any model',
                 param="tools",
                 code="unsupported_parameter",
             )
         seen = set()
         for index, tool in enumerate(tools):
             name = tool["function"]["name"]
+            where = f"tools[{index}].function"
             if name in seen:
-                where = f"tools[{index}].function.name"
-                raise RequestError(f"{where} is there twice: {name!r}", param=where, code="invalid_value")
+                raise RequestError(f"{where}.name is there twice: {name!r}", param=f"{where}.name")
+            if tool["function"]["parameters"].get("type", "object") != "object":
+                message = f"{where}.parameters must be the schema of an object"
+                raise RequestError(message, param=f"{where}.parameters")
             seen.add(name)
 
 

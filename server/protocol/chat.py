@@ -71,7 +71,7 @@ class FunctionDefinition(ApiModel):
     parameters: dict[str, Any] | None = None
     """A JSON schema of its arguments, for the model to read. Left out: it has none."""
     strict: bool | None = None
-    """Calls that the model makes of its own accord are not held to the schema, whatever this says."""
+    """Forced calls (see `tool_choice`) are held to the schema, others are not, whatever this says."""
 
 
 class Tool(ApiModel):
@@ -127,11 +127,12 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: int | None = documented(minimum=0)
     """The newer name of `max_tokens`; wins if both are there."""
     tools: list[Tool] | None = Field(default=None, max_length=128)
-    """What the model may call, if its chat template knows tools and `--tool-parser` their calls."""
+    """What the model may call. To call of its own accord, it needs a template and a `--tool-parser` that know how."""
     tool_choice: ToolChoice | None = None
-    """`auto`: the model may call tools. `none`: it is not shown them. Forced calls are not supported yet."""
+    """`auto`: the model may call tools. `none`: it is not shown them. `required`, or one by its name: it must call one,
+    with arguments that validate; works with any model."""
     parallel_tool_calls: bool | None = documented(default=True)
-    """False: only the first call of an answer is kept."""
+    """False: one call at most; of those that a model makes of its own accord, the first is kept."""
     add_generation_prompt: bool | None = None
     """Open the assistant's turn. On by default, unless `continue_final_message` is."""
     continue_final_message: bool | None = None

@@ -9,8 +9,9 @@ import pytest
 from openai.lib.streaming.chat._completions import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
+from engine.params import GrammarSpec
 from engine.request import FinishReason
-from tests.factories_engine import FakeEngine, say
+from tests.factories_engine import FakeEngine, FakeTokenizer, say
 from tests.factories_http import events_of, make_client
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +62,27 @@ async def test_without_tools_to_call_the_text_is_content(fields: dict[str, Any])
     assert engine.tokenizer.tools is None
 
 
+@pytest.mark.parametrize("template", ["<tool_call> tools", ""], ids=["tools", "no tools"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_forced_call_is_what_the_engine_is_held_to(
+    monkeypatch: pytest.MonkeyPatch, template: str, choice: str | dict[str, Any]
+) -> None:
+    monkeypatch.setattr(FakeTokenizer, "chat_template", template)
+    engine = FakeEngine(say(*'{"name": "f", "arguments": {"a": "é"}}'), max_model_len=1024)
+    async with make_client(engine) as client:
+        body = CHAT | {"tool_choice": choice, "response_format": {"type": "json_object"}}
+        full = (await client.post(PATH, json=body)).json()["choices"][0]
+    assert full["finish_reason"] == "tool_calls"
+    assert full["message"]["content"] is None
+    (call,) = full["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": "é"}'}
+    grammar = engine.calls[0].params.grammar
+    assert grammar == GrammarSpec.calls(
+        {"f": {"type": "object", "additionalProperties": False}}, max_calls=8 if choice == "required" else 1
+    )
+    assert ("You can call functions" in engine.calls[0].prompt) == (template == "")
+
+
 async def test_a_call_that_is_cut_off_is_content() -> None:
     engine = FakeEngine(say(CALL[:-20], finish=FinishReason.LENGTH))
     async with make_client(engine) as client:
@@ -102,7 +124,7 @@ async def test_a_conversation_that_has_called_tools_goes_on() -> None:
     [
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": TOOLS * 129}, "tools"),

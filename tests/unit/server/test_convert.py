@@ -315,13 +315,13 @@ async def test_a_prompt_is_not_cut_to_nothing(num_tokens: int) -> None:
 
 
 async def test_what_a_grammar_forms_is_not_read_for_thoughts_or_calls() -> None:
-    dialect = Dialect(True, FORMATS["mistral"])
+    dialect = Dialect(True, FORMATS["mistral"], shows_tools=True)
     work = await chat(dialect=dialect, tools=[TOOL], response_format={"type": "json_object"})
     assert work.reading is None
     assert work.generations[0].params.skip_special_tokens
 
 
 async def test_marks_of_calls_are_text_where_calls_may_come() -> None:
-    dialect = Dialect(tool_format=FORMATS["mistral"])
+    dialect = Dialect(tool_format=FORMATS["mistral"], shows_tools=True)
     assert not (await chat(dialect=dialect, tools=[TOOL])).generations[0].params.skip_special_tokens
     assert (await chat(dialect=dialect)).generations[0].params.skip_special_tokens

@@ -108,6 +108,43 @@ def test_any_text_can_be_a_choice(choices: list[str]) -> None:
     assert not lets_through(spec, "".join(choices) + "!")
 
 
+CALLS = {
+    "f": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"A": {"type": "integer"}},
+    },
+    "g.h": {"type": "object", "additionalProperties": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_let_through"),
+    [
+        ('{"name": "f", "arguments": {"a": 1}}', True),
+        ('{"name": "g.h", "arguments": {}}', True),
+        ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g.h", "arguments": {}}', True),
+        ('{"name": "g.h", "arguments": {}}\n' * 2 + '{"name": "g.h", "arguments": {}}', False),
+        ('{"name": "f", "arguments": {"a": "x"}}', False),
+        ('{"name": "f", "arguments": {}}', False),
+        ('{"name": "g", "arguments": {}}', False),
+        ('{"name": "f", "arguments": {"a":  1}}', False),
+        ("", False),
+    ],
+)
+def test_calls_with_references_each_to_its_own_schema(text: str, is_let_through: bool) -> None:
+    assert lets_through(GrammarSpec.calls(CALLS, max_calls=2), text) == is_let_through
+    assert lets_through(GrammarSpec.calls(CALLS, max_calls=1), text) == (is_let_through and "\n" not in text)
+
+
+def test_a_schema_that_cannot_be_held_is_refused_within_calls_too() -> None:
+    for schema in ({"type": "object", "minProperties": 5}, {"not": {"type": "object"}}):
+        with pytest.raises(GrammarError):
+            compiled(GrammarSpec.calls({"f": schema}, max_calls=1))
+
+
 def test_nothing_but_the_end_may_follow_a_finished_output() -> None:
     matcher = compiled(GrammarSpec("regex", "ab?")).start()
     (a,), (b,) = byte_level().encode("a"), byte_level().encode("b")

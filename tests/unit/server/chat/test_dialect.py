@@ -9,6 +9,7 @@ import pytest
 from config.schema import ServerConfig, ToolParser
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
+from server.chat.conversation import Conversation
 from server.chat.dialect import Dialect, offered_tools
 from server.chat.tools import FORMATS, detect
 from server.protocol.chat import ChatCompletionRequest
@@ -44,9 +45,9 @@ def test_the_template_shows_the_format(template: str, name: str | None) -> None:
 @pytest.mark.parametrize(
     ("settings", "dialect"),
     [
-        (ServerConfig(), Dialect(False, FORMATS["hermes"])),
-        (ServerConfig(tool_parser="none"), Dialect()),
-        (ServerConfig(tool_parser="mistral", reasoning_parser="think"), Dialect(True, FORMATS["mistral"])),
+        (ServerConfig(), Dialect(False, FORMATS["hermes"], True)),
+        (ServerConfig(tool_parser="none"), Dialect(shows_tools=True)),
+        (ServerConfig(tool_parser="mistral", reasoning_parser="think"), Dialect(True, FORMATS["mistral"], True)),
     ],
 )
 def test_settings_come_first(settings: ServerConfig, dialect: Dialect) -> None:
@@ -70,13 +71,13 @@ def test_thoughts_may_be_open_already() -> None:
     [
         ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "auto", "tools": []}, "tool_choice", "invalid_value"),
-        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name", None),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [TOOL]},
-            "tool_choice",
-            "unsupported_parameter",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools[0].function.parameters",
+            None,
         ),
-        ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "invalid_value"),
     ],
 )
 def test_what_is_refused_names_its_field(fields: dict[str, Any], param: str, code: str) -> None:
@@ -91,6 +92,28 @@ def test_tools_are_refused_where_no_call_would_be_understood_unless_none_is_want
     assert caught.value.param == "tools"
     Dialect().check(body(tools=[TOOL], tool_choice="none"))
     Dialect().check(body(tools=[]))
+    Dialect().check(body(tools=[TOOL], tool_choice="required"))
+
+
+def test_a_template_without_tools_has_them_in_words_and_shows_earlier_calls() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": 1}}, "type": "function"}
+    part = {"type": "text", "text": "hi"}
+    messages = [{"role": "user", "content": [part]}, {"role": "assistant", "tool_calls": [call]}]
+    told = Dialect().conversation(Conversation(messages, tools=offered_tools(body(tools=[TOOL]))))
+    assert told.tools is None
+    words, rest = told.messages[0]["content"]
+    assert rest == part
+    assert '"name": "f"' in words["text"]
+    assert told.messages[1]["content"] == [{"type": "text", "text": '{"name": "f", "arguments": {"a": 1}}'}]
+    assert Dialect().conversation(Conversation(messages)).messages == messages
+    shown = Conversation(messages, tools=[TOOL])
+    assert Dialect(shows_tools=True).conversation(shown) is shown
+
+
+def test_tools_come_first_also_where_nobody_has_begun() -> None:
+    messages = [{"role": "assistant", "content": [{"type": "text", "text": "Hi!"}]}]
+    told = Dialect().conversation(Conversation(messages, tools=[TOOL]))
+    assert [message["role"] for message in told.messages] == ["system", "assistant"]
 
 
 def test_the_template_gets_all_that_it_may_look_for() -> None:
