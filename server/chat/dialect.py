@@ -40,12 +40,14 @@ class Dialect:
             tool_format = FORMATS.get(settings.tool_parser)  # not there: none
         return cls(settings.reasoning_parser == "think", tool_format, "tools" in tokenizer.chat_template)
 
-    def reading(self, body: ChatCompletionRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> Reading:
-        """How the answers to a request are to be read. `prompt`: its tokens."""
+    def reading(self, body: ChatCompletionRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> Reading | None:
+        """How the answers to a request are to be read; None: as they are. `prompt`: its tokens."""
+        names = frozenset(tool["function"]["name"] for tool in offered_tools(body) or ())
+        if not (self.thinks or names):
+            return None
         is_thinking = self.thinks and opens_thoughts(
             tokenizer.decode(prompt[-_PROMPT_END_LEN:], skip_special_tokens=False)
         )
-        names = frozenset(tool["function"]["name"] for tool in offered_tools(body) or ())
         return Reading(
             thinks=self.thinks,
             is_thinking=is_thinking,

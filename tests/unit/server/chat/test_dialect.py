@@ -59,7 +59,8 @@ def test_thoughts_may_be_open_already() -> None:
 
     def is_thinking(prompt: str, dialect: Dialect) -> bool:
         tokens = tokenizer.encode(prompt)
-        return dialect.reading(body(), tokens, cast(Tokenizer, tokenizer)).is_thinking
+        reading = dialect.reading(body(), tokens, cast(Tokenizer, tokenizer))
+        return reading is not None and reading.is_thinking
 
     assert is_thinking("<think>\n", Dialect(thinks=True))
     assert not is_thinking("<think>\n", Dialect())
