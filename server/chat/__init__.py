@@ -1,1 +1,1 @@
-"""What is particular to chat: from the API's messages to the template's, and (later) from text to tool calls."""
+"""What is particular to chat: from the API's messages to the template's, and from text to thoughts, content and calls."""
