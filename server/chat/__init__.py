@@ -1,1 +1,1 @@
-"""What is particular to chat: from the API's messages to the template's, and from text to thoughts, content and calls."""
+"""What is particular to chat: the API's messages -> the template's; the text -> thoughts, content and calls."""
