@@ -31,8 +31,9 @@ INLINE void amx_release(void) {
 }
 
 // sums[r][0 ... 31] += x[r] . two strips, for up to 32 rows; num_k a multiple of 32
-INLINE void amx_tile(const bool has_b, const uint16_t *x, int64_t x_stride, const uint16_t *weight, int64_t second_strip,
-                     int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead *ahead) {
+INLINE void amx_tile(const bool has_b, const uint16_t *x, int64_t x_stride, const uint16_t *weight,
+                     int64_t second_strip, int64_t block_stride, int64_t num_k, bool is_first, float *sums,
+                     struct ahead *ahead) {
     const int64_t line = 64 * sizeof(float), x_line = x_stride * 2;
     const uint16_t *x_b = x + 16 * x_stride;
     if (is_first) {

@@ -1,9 +1,9 @@
 // Keys and values into the paged cache, and attention over it. struct cl_write_kv draws the cache.
 //
-// Attention's unit of work is a tile: up to TILE_QUERIES query heads (the heads that share a key head, of some tokens of
-// one row) against the row's context. The context is passed in spans of SPAN tokens (softmax as it goes, rescaled from
-// span to span) and ranges of RANGE tokens: each range starts afresh, and ranges are merged in order. A single token
-// with a long context has its ranges spread over the threads and merged afterwards, by the same sums.
+// Attention's unit of work is a tile: up to TILE_QUERIES query heads (the heads that share a key head, of some tokens
+// of one row) against the row's context. The context is passed in spans of SPAN tokens (softmax as it goes, rescaled
+// from span to span) and ranges of RANGE tokens: each range starts afresh, and ranges are merged in order. A single
+// token with a long context has its ranges spread over the threads and merged afterwards, by the same sums.
 //
 // Spans and ranges lie at multiples of their size in the *sequence*, and a span in which a query sees nothing changes
 // nothing of its sums. So a token's result depends on its own context alone, not on the tile it came in.
@@ -93,10 +93,10 @@ struct NAME(queries) {
     const int64_t *table;   // the row's blocks
     int64_t queries, heads; // their number; heads of one token
     int64_t kv_head, first_head, first_token;
-    int64_t position; // of the first token in its sequence
-    elem q[TILE_QUERIES * MAX_HEAD_DIM];   // [queries][key_dim padded to pairs]
-    float scores[TILE_QUERIES * SPAN];     // [queries][SPAN]
-    elem weights[TILE_QUERIES * SPAN];     // the same after softmax
+    int64_t position;                             // of the first token in its sequence
+    elem q[TILE_QUERIES * MAX_HEAD_DIM];          // [queries][key_dim padded to pairs]
+    float scores[TILE_QUERIES * SPAN];            // [queries][SPAN]
+    elem weights[TILE_QUERIES * SPAN];            // the same after softmax
     float top[TILE_QUERIES], total[TILE_QUERIES]; // of the current range: greatest score, sum of e^(score - top)
     float sums[TILE_QUERIES * MAX_HEAD_DIM];      // and of e^(score - top) * value, [queries][value_width]
 };
@@ -175,7 +175,8 @@ INLINE const elem *NAME(values_at)(const struct NAME(queries) *tile, int64_t tok
 
 // The keys that are read after those at `token`: of the next span; behind the last one those of the next head, which
 // is likely to be this thread's next piece of work.
-INLINE struct ahead NAME(keys_ahead)(const struct NAME(queries) *tile, int64_t token, int64_t last, int64_t num_tokens) {
+INLINE struct ahead NAME(keys_ahead)(const struct NAME(queries) *tile, int64_t token, int64_t last,
+                                     int64_t num_tokens) {
     const struct cl_attention *op = tile->op;
     struct ahead ahead = {NULL, NULL, 0};
     if (token + SPAN < last)
@@ -201,8 +202,8 @@ static void NAME(score_span)(struct NAME(queries) *tile, int64_t span, int64_t l
             float *scores = tile->scores + r * SPAN + (t - span);
 #define SCORE(n)                                                                                                       \
     case n:                                                                                                            \
-        wide ? NAME(score)(n, 2, q, packs, keys, block_size, scores, ahead)                                                   \
-             : NAME(score)(n, 1, q, packs, keys, block_size, scores, ahead);                                                  \
+        wide ? NAME(score)(n, 2, q, packs, keys, block_size, scores, ahead)                                            \
+             : NAME(score)(n, 1, q, packs, keys, block_size, scores, ahead);                                           \
         break;
             switch (min_(6, tile->queries - r)) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6) }
             ahead.lines = 0;
@@ -395,7 +396,8 @@ static void NAME(attention)(const void *args, int thread, int num_threads) {
     const int64_t record = NAME(value_width)(op) + 2;
     struct NAME(queries) tile;
     tile.op = op;
-    // Pieces of work are numbered over rows, their tiles or ranges, key heads and parts of a group; threads draw tickets.
+    // Pieces of work are numbered over rows, their tiles or ranges, key heads and parts of a group; threads draw
+    // tickets.
     int64_t ticket = __atomic_fetch_add(op->ticket, 1, __ATOMIC_RELAXED), passed = 0, splits = 0;
     for (int64_t row = 0; row < rows->num_rows; row++) {
         const int64_t first_token = rows->query_starts[row], tokens = rows->query_starts[row + 1] - first_token;

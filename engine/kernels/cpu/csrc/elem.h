@@ -1,8 +1,9 @@
-// The element type that the kernels are compiled for: float (ELEM_BF16 = 0) or bfloat16 (1). Included once for each, float first.
+// The element type that the kernels are compiled for: float (ELEM_BF16 = 0) or bfloat16 (1). Included once for each,
+// float first.
 //
-// PK elements stand side by side wherever a dot product runs over them; `dot(c, a, b)` adds the PK products of each lane
-// to c. `tile` is the type that the matrix product is computed in: elem, but float where the processor has no product of
-// bfloat16s.
+// PK elements stand side by side wherever a dot product runs over them; `dot(c, a, b)` adds the PK products of each
+// lane to c. `tile` is the type that the matrix product is computed in: elem, but float where the processor has no
+// product of bfloat16s.
 
 #undef NAME
 #undef elem

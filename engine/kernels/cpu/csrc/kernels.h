@@ -40,17 +40,17 @@ enum cl_activation { CL_NONE, CL_SILU, CL_GELU_TANH, CL_GELU };
 // strictly in order.
 struct cl_linear {
     const int64_t *num_rows;
-    const void *x;        // elem [rows, K]
+    const void *x; // elem [rows, K]
     int64_t x_stride;
     const void *weight;   // packed elem, or int8 when `scale` is set
     const float *scale;   // [N padded] or NULL
     const float *bias;    // [N padded] or NULL
     const void *residual; // elem [rows, N] or NULL; may be `out`
     int64_t residual_stride;
-    void *out;            // elem [rows, N], or float when `out_float`; with an activation [rows, N / 2]
+    void *out; // elem [rows, N], or float when `out_float`; with an activation [rows, N / 2]
     int64_t out_stride;
-    int64_t in_features;  // K
-    int64_t out_features; // columns of `out`
+    int64_t in_features;          // K
+    int64_t out_features;         // columns of `out`
     const struct cl_linear *next; // the layer that is computed next, or NULL: its weights are fetched ahead
     float alpha;
     int32_t activation;
@@ -178,7 +178,7 @@ struct cl_kernels {
 
 extern const struct cl_kernels cl_kernels_avx2, cl_kernels_avx512, cl_kernels_avx512bf16, cl_kernels_amx;
 
-void cl_barrier(void);                       // all threads of the running `cl_run`
+void cl_barrier(void);                                                        // all threads of the running `cl_run`
 void cl_share(int64_t n, int part, int parts, int64_t *first, int64_t *last); // a part of 0 ... n - 1
 
 #endif

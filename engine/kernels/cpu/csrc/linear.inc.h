@@ -2,20 +2,21 @@
 //
 // A thread has a range of rows and a range of strips (`split`), so that each weight is read from memory once where rows
 // are few. For 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between chunks in
-// `sums`, on the stack. A chunk of weights stays in the second-level cache while all rows pass by, and the one that comes
-// next is fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
+// `sums`, on the stack. A chunk of weights stays in the second-level cache while all rows pass by, and the one that
+// comes next is fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
 //
 // Weights that cannot be multiplied as they are (int8; bfloat16 without a product of them) are expanded chunk by chunk,
 // and so are the rows.
 
-#define GROUP 64     // outputs in a group
-#define STRIP 16     // outputs in a strip
-#define SUM_ROWS 96  // rows that share a chunk of weights; a multiple of TILE_ROWS
+#define GROUP 64                   // outputs in a group
+#define STRIP 16                   // outputs in a strip
+#define SUM_ROWS 96                // rows that share a chunk of weights; a multiple of TILE_ROWS
 #define STRIP_BLOCK (16 * 16 * PK) // elements of a strip's k block
 #define TILE_BLOCK (16 * 16 * TILE_PK)
 
-// k's in a chunk, multiples of every k block: 256 KiB of bfloat16 weights, or 32 to 64 KiB expanded
-enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 256 };
+// k's in a chunk, multiples of every k block: 256 KiB of bfloat16 weights, or 16 to 32 KiB expanded, for the
+// first-level cache
+enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 128 };
 
 #if defined(CL_AMX) && ELEM_BF16
 #define WHOLE_BLOCKS 1 // a tile takes a whole block of k's
@@ -42,7 +43,8 @@ INLINE void NAME(tile)(const int rows, const int strips, const tile_elem *x, int
             fetch_ahead(ahead);
 #pragma GCC unroll 4
             for (int v = 0; v < strips * PER_STRIP; v++)
-                w[v] = TILE(pack_load)(weight + v / PER_STRIP * TILE_BLOCK + (i * 16 + v % PER_STRIP * LANES) * TILE_PK);
+                w[v] =
+                    TILE(pack_load)(weight + v / PER_STRIP * TILE_BLOCK + (i * 16 + v % PER_STRIP * LANES) * TILE_PK);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 tile_pack a = TILE(pack_set)(x + r * x_stride + k + i * TILE_PK);
@@ -71,7 +73,8 @@ INLINE void NAME(tile_rows)(int64_t rows, const int strips, const tile_elem *x, 
 // sums[r][16 s ...] += x[r] . strip s, for any number of rows and up to 4 strips
 static void NAME(multiply)(int64_t rows, int64_t strips, const tile_elem *x, int64_t x_stride, const tile_elem *weight,
                            int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead ahead) {
-    const int64_t steps = (rows + TILE_ROWS - 1) / TILE_ROWS * ((strips + TILE_STRIPS - 1) / TILE_STRIPS) * num_k / TILE_PK;
+    const int64_t steps =
+        (rows + TILE_ROWS - 1) / TILE_ROWS * ((strips + TILE_STRIPS - 1) / TILE_STRIPS) * num_k / TILE_PK;
     ahead.lines = ((ahead.end - ahead.next) / 64 + steps - 1) / steps;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         if (ahead.next >= ahead.end) ahead.lines = 0;
@@ -97,6 +100,12 @@ static void NAME(multiply)(int64_t rows, int64_t strips, const tile_elem *x, int
 // A chunk of packed weights as tile_elem, a tile block for each strip and TILE_PK * 16 k's.
 static void NAME(expand_weight)(const struct cl_linear *op, const char *weight, int64_t block_stride, int64_t strips,
                                 int64_t num_k, tile_elem *out) {
+#if TILE_IS_ELEM && ELEM_BF16
+    (void)op;
+    const struct int8_table table = int8_table();
+    for (int64_t k = 0; k < num_k; k += 16 * PK, weight += block_stride, out += strips * TILE_BLOCK)
+        for (int64_t i = 0; i < strips * TILE_BLOCK; i += 64) int8_expand(&table, (const int8_t *)weight + i, out + i);
+#else
     for (int64_t k = 0; k < num_k; k += 16 * PK, weight += block_stride)
         for (int64_t s = 0; s < strips; s++)
             for (int64_t i = 0; i < 16; i++) {
@@ -105,7 +114,7 @@ static void NAME(expand_weight)(const struct cl_linear *op, const char *weight, 
                 for (int64_t j = 0; j < 16 * PK; j += LANES)
                     NAME(store)(out + (k / (16 * PK) * strips + s) * TILE_BLOCK + i * 16 * PK + j,
                                 int8_load((const int8_t *)weight + at + j));
-#else // pairs of k's come apart, into two tile blocks for each k block
+#else            // pairs of k's come apart, into two tile blocks for each k block
                 tile_elem *even = out + ((k + 2 * i) / 16 * strips + s) * TILE_BLOCK + 2 * i % 16 * 16;
                 for (int64_t j = 0; j < 16; j += LANES) {
                     vi pairs;
@@ -123,6 +132,7 @@ static void NAME(expand_weight)(const struct cl_linear *op, const char *weight, 
 #endif
             }
     (void)op;
+#endif
 }
 
 // A chunk of rows as tile_elem, [rows][expanded_chunk], with zeros up to a whole tile block.
@@ -153,8 +163,7 @@ static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, 
                 const int64_t column = (strip + s) / per_output * STRIP + j, n = min_(LANES, op->out_features - column);
                 if (n <= 0) break;
                 vf y = vf_load(sums + s * STRIP + j);
-                if (op->activation != CL_NONE)
-                    y = vf_activate(y, op->activation) * vf_load(sums + (s + 1) * STRIP + j);
+                if (op->activation != CL_NONE) y = vf_activate(y, op->activation) * vf_load(sums + (s + 1) * STRIP + j);
                 y = y * vf_set(op->alpha);
                 if (op->residual)
                     y = y + NAME(load_n)((const elem *)op->residual + (row + r) * op->residual_stride + column, n);
@@ -167,7 +176,8 @@ static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, 
 }
 
 // Where the strips from `strip` on begin, in a packed weight.
-INLINE const char *NAME(weight_of)(const struct cl_linear *op, int64_t strip, int64_t total_strips, int64_t *group_bytes) {
+INLINE const char *NAME(weight_of)(const struct cl_linear *op, int64_t strip, int64_t total_strips,
+                                   int64_t *group_bytes) {
     const int64_t k_blocks = (op->in_features + 16 * PK - 1) / (16 * PK), group = strip / 4;
     const int64_t strip_bytes = STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem));
     *group_bytes = min_(4, total_strips - 4 * group) * k_blocks * strip_bytes;
@@ -200,8 +210,8 @@ static struct NAME(part) NAME(part_of)(const struct cl_linear *op, int thread, i
 }
 
 // Strips `strip` ... of one group; `after` comes next.
-static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip, int64_t strips,
-                               struct ahead after) {
+static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip,
+                               int64_t strips, struct ahead after) {
     const bool expand_weight = op->scale || !TILE_IS_ELEM;
     const bool expand_rows = !TILE_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * TILE_PK));
     const int64_t chunk = expand_weight || expand_rows ? NAME(expanded_chunk) : NAME(direct_chunk);
@@ -216,13 +226,18 @@ static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(par
         const int64_t rows = min_(SUM_ROWS, part->last_row - row);
         for (int64_t k = 0; k < op->in_features; k += chunk) {
             const int64_t num_k = min_(chunk, op->in_features - k);
-            const char *source = weight + k / (16 * PK) * block_bytes, *behind = source + num_k / (16 * PK) * block_bytes;
+            const char *source = weight + k / (16 * PK) * block_bytes,
+                       *behind = source + num_k / (16 * PK) * block_bytes;
             const elem *x = (const elem *)op->x + row * op->x_stride + k;
             struct ahead ahead = {NULL, NULL, 0};
-            if (k + chunk < op->in_features)
-                ahead = (struct ahead){behind, behind + min_(chunk, op->in_features - k - chunk) / (16 * PK) * block_bytes, 0};
-            else if (row + SUM_ROWS >= part->last_row)
+            if (k + chunk < op->in_features) {
+                const int64_t next_k = min_(chunk, op->in_features - k - chunk);
+                ahead = (struct ahead){behind, behind + next_k / (16 * PK) * block_bytes, 0};
+            } else if (row + SUM_ROWS >= part->last_row) {
                 ahead = after;
+            }
+            // Nothing is fetched while weights are expanded: so by then one chunk more is there.
+            if (expand_weight && ahead.next) ahead.next += behind - source, ahead.end += behind - source;
             if (expand_weight) NAME(expand_weight)(op, source, block_bytes, strips, num_k, wide_weight);
             if (expand_rows) NAME(expand_rows)(x, op->x_stride, rows, num_k, wide_rows);
             NAME(multiply)(rows, strips, expand_rows ? wide_rows : (const tile_elem *)x,

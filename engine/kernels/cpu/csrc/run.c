@@ -55,7 +55,7 @@ const struct cl_kernels *cl_choose(const char *name) {
     const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const int bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    const int bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
     const struct {
         const struct cl_kernels *kernels;
         int is_there;
@@ -71,8 +71,8 @@ const struct cl_kernels *cl_choose(const char *name) {
 }
 
 // A matrix [rows, K], row-major, into its place in a packed weight (struct cl_linear). What is padding there must be
-// zero already. Row r becomes output `first + r`; or, of a gate or up matrix (`spread` 2), its strips become every other
-// strip of the packed one, from strip `offset` on.
+// zero already. Row r becomes output `first + r`; or, of a gate or up matrix (`spread` 2), its strips become every
+// other strip of the packed one, from strip `offset` on.
 struct cl_pack {
     const char *source;
     char *packed;

@@ -54,7 +54,8 @@ INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE vf vf_copysign(vf size, vf sign) {
     const __m512i bit = _mm512_set1_epi32((int)0x80000000);
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign), _mm512_castps_si512(size), 0xCA));
+    return _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign), _mm512_castps_si512(size), 0xCA));
 }
 INLINE vf vf_scale_by_power(vf x, vf n) { return _mm512_scalef_ps(x, n); }
 // x where a >= b, else y
@@ -76,7 +77,9 @@ INLINE vf vf_even(vi x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); 
 INLINE vf vf_odd(vi x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000))); }
 INLINE vf vf_from_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 INLINE vf bf16_load(const uint16_t *p) { return vf_from_bf16(_mm256_loadu_si256((const __m256i *)p)); }
-INLINE vf bf16_load_n(const uint16_t *p, int64_t n) { return vf_from_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
+INLINE vf bf16_load_n(const uint16_t *p, int64_t n) {
+    return vf_from_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
 INLINE __m256i vf_to_bf16(vf x) {
 #ifdef CL_BF16
     return (__m256i)_mm512_cvtneps_pbh(x);
@@ -94,6 +97,38 @@ INLINE void bf16_store_n(uint16_t *p, vf x, int64_t n) { _mm256_mask_storeu_epi1
 INLINE vf int8_load(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+
+#ifdef CL_BF16
+// int8 to bfloat16 by table: the low and the high bytes of 0 ... 127, as bfloat16s, in two registers each.
+struct int8_table {
+    __m512i low[2], high[2];
+};
+
+INLINE struct int8_table int8_table(void) {
+    uint8_t low[128], high[128];
+    for (int i = 0; i < 128; i++) {
+        const float number = (float)i;
+        uint32_t bits;
+        memcpy(&bits, &number, 4);
+        low[i] = (uint8_t)(bits >> 16), high[i] = (uint8_t)(bits >> 24);
+    }
+    return (struct int8_table){{vi_load(low), vi_load(low + 64)}, {vi_load(high), vi_load(high + 64)}};
+}
+
+// 64 int8s, none of them -128, to bfloat16. Interleaving works on 16-byte lanes, so bytes are put in place for it
+// first.
+INLINE void int8_expand(const struct int8_table *table, const int8_t *from, uint16_t *to) {
+    const __m512i places =
+        _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x1f1e1d1c1b1a1918, 0x3736353433323130, 0x1716151413121110,
+                         0x2f2e2d2c2b2a2928, 0x0f0e0d0c0b0a0908, 0x2726252423222120, 0x0706050403020100);
+    const __m512i bytes = _mm512_permutexvar_epi8(places, vi_load(from)), size = _mm512_abs_epi8(bytes);
+    const __m512i low = _mm512_permutex2var_epi8(table->low[0], size, table->low[1]);
+    const __m512i high = _mm512_ternarylogic_epi32( // with the sign
+        _mm512_permutex2var_epi8(table->high[0], size, table->high[1]), bytes, _mm512_set1_epi8((char)0x80), 0xf8);
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi8(low, high));
+    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi8(low, high));
+}
+#endif
 
 #else // 256 bits
 
