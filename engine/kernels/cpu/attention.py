@@ -28,10 +28,13 @@ def empty_cache(
 ) -> tuple[Tensor, Tensor]:
     """One layer's keys [num_blocks, G, key_dim / PK, block_size, PK] and values [num_blocks, G, block_size / PK,
     value_dim, PK], holding anything. `dims`: key_dim (an odd one is rounded up to whole packs) and value_dim.
+
+    Raises ValueError for heads that are too large for the kernels.
     """
     key_dim, value_dim = dims
     assert block_size % BLOCK_MULTIPLE == 0, block_size
-    assert max(dims) <= MAX_HEAD_DIM, dims
+    if max(dims) > MAX_HEAD_DIM:
+        raise ValueError(f"heads of {max(dims)} dims; the C kernels take {MAX_HEAD_DIM}: use --kernels reference")
     pk = elements_per_pack(dtype)
     keys = torch.empty(num_blocks, num_kv_heads, -(-key_dim // pk), block_size, pk, dtype=dtype)
     width = -(-value_dim // 16) * 16
@@ -67,7 +70,6 @@ def plan_attention(packed: PackedRows) -> Plan:
         context_lens=contexts.ctypes.data,
         block_tables=tables.ctypes.data,
         table_stride=tables.shape[1],
-        num_tokens=int(starts[-1]),
     )
     return Plan(rows, arrays, int(ranges[is_split].sum()), np.zeros(1, dtype=np.int64))
 

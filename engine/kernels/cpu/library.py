@@ -112,7 +112,6 @@ class Rows(Structure):
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
         ("table_stride", c_int64),
-        ("num_tokens", c_int64),
     )
 
 

@@ -104,7 +104,6 @@ struct cl_rows {
     const int64_t *context_lens;
     const int64_t *block_tables;
     int64_t table_stride;
-    int64_t num_tokens;
 };
 
 // Cache of one layer, PK as above, dims padded with zeros to a multiple of PK (keys) or with anything to 16 (values):

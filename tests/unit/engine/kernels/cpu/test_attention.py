@@ -162,3 +162,8 @@ def test_writing_touches_its_slots_only(variant: str, dtype: torch.dtype) -> Non
     write_kv(torch.ones(4, 2, 8, dtype=dtype), torch.ones(4, 2, 16, dtype=dtype), k_cache, v_cache, slots, variant)
     assert int((~k_cache.isnan()).sum()) == 4 * 2 * 8
     assert int((~v_cache.isnan()).sum()) == 4 * 2 * 16
+
+
+def test_heads_that_are_too_large_are_refused() -> None:
+    with pytest.raises(ValueError, match="heads of 1024 dims"):
+        empty_cache(1, 16, 1, (1024, 64), torch.float32)
