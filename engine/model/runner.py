@@ -161,8 +161,11 @@ def _score_chosen(logits: Tensor, token_ids: Tensor, rows: Sequence[PlanRow]) ->
     }
     if not counts:
         return None
+    num_top = max(counts.values())
+    if len(counts) == len(rows):
+        return score(logits[: len(rows)], token_ids, num_top).to_host()
     index = to_device(np.array(list(counts)), logits.device)
-    return score(logits[index], token_ids[index], max(counts.values())).to_host()
+    return score(logits[index], token_ids[index], num_top).to_host()
 
 
 def _score_prompts(logits: Tensor, rows: Sequence[PlanRow]) -> Scores:

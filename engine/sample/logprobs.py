@@ -68,6 +68,7 @@ def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
 def _score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     logprobs = torch.log_softmax(logits.to(torch.float32), dim=-1)
     own = logprobs.gather(1, token_ids[:, None])
-    ranks = 1 + (logprobs > own).sum(-1)
+    likelier = torch.gt(logprobs, own, out=torch.empty_like(logprobs))  # a float each: bools take three times as long
+    ranks = 1 + likelier.sum(-1).to(torch.int64)
     top, top_ids = ops.largest(ops.pad_to_blocks(logprobs), num_top)
     return own[:, 0].clamp(min=LEAST), ranks, top_ids, top.clamp(min=LEAST)

@@ -84,9 +84,13 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return best_block * BLOCK + best_inside, peaks.amax(-1).isfinite()
 
 
-def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / temperature): float32 [n, v], float32 [n] -> [n, v]. All NaN where logits are not usable."""
-    return torch.softmax(logits / temperature[:, None], dim=-1)
+def probabilities(logits: Tensor, temperature: Tensor, *, in_place: bool = False) -> Tensor:
+    """softmax(logits / temperature): float32 [n, v], float32 [n] -> [n, v]. All NaN where logits are not usable.
+
+    `in_place` takes the logits' own memory to divide in: half of the time goes into fetching new one.
+    """
+    scaled = torch.div(logits, temperature[:, None], out=logits if in_place else None)
+    return torch.softmax(scaled, dim=-1)
 
 
 def block_cdf(probs: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -63,20 +64,29 @@ class Sampler:
         `logits` [rows, vocabulary], any floating type, any device, left as they are; `rows` in the same order, each
         with `sampling`. On CUDA nothing is read back, so this does not wait for the device to compute.
         """
-        params = [_params(row) for row in rows]
-        is_greedy = [each.greedy or each.top_k == 1 for each in params]
         token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
         usable = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
-        for choose, index in (
-            (_choose_greedy, [i for i, greedy in enumerate(is_greedy) if greedy]),
-            (_choose_random, [i for i, greedy in enumerate(is_greedy) if not greedy]),
-        ):
-            if not index:
-                continue
+        for choose, index in _by_way(rows, vocab_size=logits.shape[-1]):
             chosen_rows = [rows[i] for i in index]
             where = torch.tensor(index, device=logits.device)
-            token_ids[where], usable[where] = choose(_edited(logits, index, chosen_rows), chosen_rows)
+            part = _take(logits, where, chosen_rows)
+            token_ids[where], usable[where] = choose(part, chosen_rows, is_own=part is not logits)
         return SampleOutput(token_ids.masked_fill(~usable, 0), ~usable)
+
+
+def _by_way(rows: Sequence[PlanRow], *, vocab_size: int) -> list[tuple[_Way, list[int]]]:
+    """The ways to choose that these rows take, and the places of those that take each."""
+    places: dict[_Way, list[int]] = {}
+    for i, row in enumerate(rows):
+        params = _params(row)
+        if params.greedy or params.top_k == 1:
+            way: _Way = _choose_greedy
+        elif 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0:
+            way = _choose_filtered
+        else:
+            way = _choose_among_all
+        places.setdefault(way, []).append(i)
+    return list(places.items())
 
 
 def _params(row: PlanRow) -> SamplingParams:
@@ -84,45 +94,43 @@ def _params(row: PlanRow) -> SamplingParams:
     return row.sampling
 
 
-def _edited(logits: Tensor, index: Sequence[int], rows: Sequence[PlanRow]) -> Tensor:
-    """These rows of `logits` [.., vocabulary], which are left as they are, in float32 and with the rows' edits."""
-    part = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
-    widened = part.to(torch.float32)
+def _take(logits: Tensor, where: Tensor, rows: Sequence[PlanRow]) -> Tensor:
+    """These rows of logits in float32, with their edits: a copy, or `logits` themselves if that is all the same."""
+    part = (logits if len(where) == len(logits) else logits[where]).to(torch.float32)
     if edits := edits_of(rows):
-        widened = widened.clone(memory_format=torch.contiguous_format) if widened is logits else widened
+        part = part.clone(memory_format=torch.contiguous_format) if part is logits else part
         for edit, chosen in edits:
-            edit(widened, chosen)
-    return widened
+            edit(part, chosen)
+    return part
 
 
-def _choose_greedy(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:
-    """float32 logits [n, vocabulary] -> token ids [n], usable [n]."""
+class _Way(Protocol):
+    """A way to choose a token."""
+
+    def __call__(self, logits: Tensor, rows: Sequence[PlanRow], *, is_own: bool) -> tuple[Tensor, Tensor]:
+        """float32 logits [n, vocabulary] -> token ids [n], usable [n]. `is_own`: the logits may be overwritten."""
+
+
+def _choose_greedy(logits: Tensor, rows: Sequence[PlanRow], *, is_own: bool) -> tuple[Tensor, Tensor]:
     return ops.greedy(ops.pad_to_blocks(logits))
 
 
-def _choose_random(logits: Tensor, rows: Sequence[PlanRow]) -> tuple[Tensor, Tensor]:
-    """float32 logits [n, vocabulary] of rows with a temperature -> token ids [n], usable [n]."""
-    filtered = [i for i, row in enumerate(rows) if _is_filtered(_params(row), vocab_size=logits.shape[-1])]
+def _choose_among_all(logits: Tensor, rows: Sequence[PlanRow], *, is_own: bool) -> tuple[Tensor, Tensor]:
+    """For rows with a temperature alone."""
     logits = ops.pad_to_blocks(logits)
     settings = _Settings.of(rows, vocab_size=logits.shape[-1], device=logits.device)
-    probs = ops.probabilities(logits, settings.temperature)
+    probs = ops.probabilities(logits, settings.temperature, in_place=is_own)
     cdf = ops.block_cdf(probs)
-    mass = cdf[:, -1]
-    usable = mass.isfinite()
-
-    if len(filtered) < len(rows):
-        token_ids = ops.draw(probs, cdf, settings.u)
-    else:
-        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    if filtered:
-        where = torch.tensor(filtered, device=logits.device)
-        part = probs if len(filtered) == len(rows) else probs[where]
-        token_ids[where] = _draw_filtered(part, mass[where], settings.filters.select(where), settings.u[where])
-    return token_ids, usable
+    return ops.draw(probs, cdf, settings.u), cdf[:, -1].isfinite()
 
 
-def _is_filtered(params: SamplingParams, *, vocab_size: int) -> bool:
-    return 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
+def _choose_filtered(logits: Tensor, rows: Sequence[PlanRow], *, is_own: bool) -> tuple[Tensor, Tensor]:
+    """For rows with top_k, top_p or min_p."""
+    logits = ops.pad_to_blocks(logits)
+    settings = _Settings.of(rows, vocab_size=logits.shape[-1], device=logits.device)
+    probs = ops.probabilities(logits, settings.temperature, in_place=is_own)
+    mass = ops.block_cdf(probs)[:, -1]
+    return _draw_filtered(probs, mass, settings.filters, settings.u), mass.isfinite()
 
 
 def _draw_filtered(probs: Tensor, mass: Tensor, filters: ops.Filters, u: Tensor) -> Tensor:
