@@ -16,6 +16,7 @@ from engine.errors import ConfigError
 from engine.kv.blocks import BlockPool
 from engine.kv.manager import KVCacheManager
 from engine.kv.storage import KVCapacity, KVStorage, bytes_per_token, plan_capacity
+from engine.machine import keep_freed_memory
 from engine.model.device import free_memory
 from engine.model.loader import LoadedModel, load_model
 from engine.model.resolve import resolve_model
@@ -66,6 +67,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         prefix_caching=config.cache.prefix_caching,
         secret=secrets.token_bytes(32),
     )
+    if loaded.device.type == "cpu":
+        keep_freed_memory()
     return EngineCore(Scheduler(config.scheduler, kv), ModelRunner(loaded, storage, Sampler()), info), tokenizer
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import psutil
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def available_memory(root: Path = CGROUP_ROOT, membership: Path = CGROUP_OF_PROCESS) -> int:
@@ -26,6 +30,18 @@ def usable_cores(root: Path = CGROUP_ROOT, membership: Path = CGROUP_OF_PROCESS)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     quotas = [_cpu_quota(directory) for directory in _cgroup_directories("cpu", root, membership)]
     return max(1, min([cores, *(math.ceil(quota) for quota in quotas if quota is not None)]))
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep large blocks that are freed, for the next step to take, where it can (glibc).
+
+    Else it may return them to the system each time: 12 MB of fresh pages cost more than a softmax over them. For the
+    whole process, and from now on: call it when what is needed only once has been freed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**30)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def format_bytes(count: float) -> str:

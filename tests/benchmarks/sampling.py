@@ -20,7 +20,7 @@ from engine.params import SamplingParams
 TEXT = (
     "The first chairlift was built in Sun Valley, Idaho, in 1936, by an engineer who had seen how bananas were loaded "
     "onto ships. Before it, skiers climbed on foot, or were pulled up the slope by a rope that tired their arms. The "
-    "new lift carried them in single chairs that hung from a moving cable and never stopped: people sat down as a chair "
+    "new lift carried them in single chairs on a moving cable that never stopped: people sat down as a chair "
     "came by, and got off at the top. Others said that nobody would dare to sit in a chair high above the snow. They "
     "were wrong. Within twenty years there was a lift in almost every mountain town, and the idea had spread to Europe "
     "and Japan. Today "

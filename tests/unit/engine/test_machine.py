@@ -1,8 +1,11 @@
-"""Memory and cores inside containers, of both cgroup versions."""
+"""Memory and cores inside containers, of both cgroup versions; what is kept of freed memory."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -11,6 +14,7 @@ import pytest
 from engine.machine import available_memory, format_bytes, usable_cores
 
 GIB = 2**30
+ROOT = Path(__file__).parents[3]
 
 
 def write(root: Path, **files: object) -> None:
@@ -101,3 +105,28 @@ def test_this_machine() -> None:
 )
 def test_format_bytes(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+COUNT_PAGES = """
+import resource, sys
+import numpy as np
+from engine.machine import keep_freed_memory
+keep_freed_memory() if sys.argv[1] == "kept" else None
+def fetch():
+    np.empty(10 * 2**20, dtype=np.float32).fill(1)
+fetch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    fetch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
+def test_freed_memory_is_taken_again_without_fetching_pages():
+    def num_pages(how: str) -> int:
+        command = [sys.executable, "-c", COUNT_PAGES, how]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+
+    assert num_pages("kept") < 10
+    assert num_pages("as it is") > 100
