@@ -167,3 +167,49 @@ async def test_leaving_a_stream_frees_its_place(daemon: Daemon, async_client: As
     assert daemon.gauge("chairlift_requests_running") == 1
     await stream.close()
     daemon.wait_idle(timeout_s=2.0)
+
+
+def test_logprobs_by_the_sdk(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2", messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3
+    )
+    [choice] = answer.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert answer.usage is not None
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens
+    for token in choice.logprobs.content:
+        assert token.logprob == token.top_logprobs[0].logprob <= 0  # it is greedy
+        assert len(token.top_logprobs) == 3
+    said = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content).decode()
+    assert said == choice.message.content
+
+
+def test_a_prompt_is_scored_by_the_sdk(client: OpenAI) -> None:
+    def score(text: str) -> float:
+        answer = client.completions.create(model="smollm2", prompt=text, max_tokens=0, echo=True, logprobs=0)
+        [choice] = answer.choices
+        assert choice.text == text
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        return sum(each for each in choice.logprobs.token_logprobs if each is not None)
+
+    assert score("The capital of France is Paris") > score("The capital of France is Oslo")
+
+
+def test_best_of_and_penalties_by_the_sdk(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="smollm2",
+        prompt=PROMPT,
+        max_tokens=8,
+        n=2,
+        best_of=4,
+        seed=1,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        logit_bias={"28": -100},
+    )
+    assert len(answer.choices) == 2
+    assert answer.usage is not None
+    assert 2 * 8 < answer.usage.completion_tokens <= 4 * 8  # all four are counted
+    assert all("," not in choice.text for choice in answer.choices)
