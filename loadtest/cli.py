@@ -81,6 +81,8 @@ async def _run(target: Target, options: argparse.Namespace) -> int:
     console.print(f"{target.url}{spec.path}  {server.model}", highlight=False)
     for table in summary_tables(summary):
         console.print(table)
+    if summary.num_cached_tokens and not spec.shared_prefix_len:
+        console.print("The server has seen part of these prompts before: take another --seed for a fair figure.")
     if options.json:
         document = {
             "started_at": started_at,

@@ -14,7 +14,20 @@ from typing import Any
 import pytest
 
 from loadtest import cli, compare
-from tests.unit.loadtest.sse_server import Answer, Received, SSEServer, complete, plain, serve
+from tests.unit.loadtest.sse_server import (
+    END_OF_BODY,
+    STREAM_HEAD,
+    Answer,
+    Received,
+    SSEServer,
+    chunked,
+    complete,
+    event,
+    plain,
+    serve,
+    text_chunk,
+    usage_chunk,
+)
 
 SMALL = ["--input-len", "3", "--output-len", "4", "--spread", "0"]
 
@@ -87,6 +100,22 @@ def test_failed_requests_make_the_status_one(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "0 of 3" in shown
     assert "http 503" in shown
+
+
+@pytest.mark.parametrize(("options", "said"), [([], True), (["--shared-prefix", "2"], False)])
+def test_prompts_that_the_server_knows_are_told(
+    options: list[str], said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(request: Received) -> AsyncGenerator[bytes, None]:
+        if request.method == "GET":
+            yield plain("404 Not Found", "{}")
+        else:
+            yield STREAM_HEAD + chunked(event(text_chunk("a", "length")))
+            yield chunked(event(usage_chunk(3, 1, cached_tokens=2))) + END_OF_BODY
+
+    with running(answer) as server:
+        assert cli.main(["--url", server.target.url, "--model", "m", "-n", "1", *SMALL, *options]) == 0
+    assert ("another --seed" in capsys.readouterr().out) is said
 
 
 def test_open_loop_and_named_model(tmp_path: Path) -> None:
