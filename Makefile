@@ -65,7 +65,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt $(wildcard setup.py engine/kernel
 	@echo "installing chairlift into $(VENV); the first time takes some minutes ..."
 	@$(INSTALL) --upgrade pip setuptools
 	@$(install_cpu_torch)
-	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable .
+	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable '.[explain]'
 	@touch $@
 
 $(BIN)/pip:

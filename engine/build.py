@@ -16,8 +16,8 @@ from engine.errors import ConfigError
 from engine.kv.blocks import BlockPool
 from engine.kv.manager import KVCacheManager
 from engine.kv.storage import KVCapacity, KVStorage, bytes_per_token, plan_capacity
-from engine.machine import keep_freed_memory
-from engine.model.device import free_memory
+from engine.machine import format_bytes, keep_freed_memory
+from engine.model.device import free_memory, resolve_device
 from engine.model.loader import LoadedModel, load_model
 from engine.model.resolve import resolve_model
 from engine.model.runner import ModelRunner
@@ -41,6 +41,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
 
     Raises ConfigError (ModelError for the model) when the settings cannot be honoured.
     """
+    _check_asked_memory(config)
     path = resolve_model(
         config.model.model, revision=config.model.revision, cache_dir=config.model.cache_dir, progress=progress
     )
@@ -70,6 +71,18 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     if loaded.device.type == "cpu":
         keep_freed_memory()
     return EngineCore(Scheduler(config.scheduler, kv), ModelRunner(loaded, storage, Sampler()), info), tokenizer
+
+
+def _check_asked_memory(config: EngineConfig) -> None:
+    """Refuse before the model loads what could not be had even without it; `plan_capacity` checks with it."""
+    device = resolve_device(config.model.device)
+    asked, free = config.cache.kv_cache_memory, free_memory(device)
+    if asked is not None and asked > free:
+        raise ConfigError(
+            f"the KV cache is to have {format_bytes(asked)}; {format_bytes(free)} of memory are free on {device}",
+            setting="kv_cache_memory",
+            hint="ask for less, or leave it out: the cache then takes its share of what is free",
+        )
 
 
 def _size_cache(config: EngineConfig, loaded: LoadedModel) -> KVCapacity:
