@@ -124,6 +124,14 @@ class ServerConfig:
     shutdown_timeout: int = field(default=25, metadata={"at_least": 0})
     """Seconds that open requests get to finish in when the server is told to stop (SIGTERM, Ctrl-C)."""
 
+    stall_timeout: int = field(default=120, metadata={"at_least": 1})
+    """Seconds after which a step that does not end, or an event loop that does nothing, counts as hung: `/health` and
+    `/ready` say 503 from then on. More than the slowest step takes."""
+
+    stall_grace: int = field(default=30, metadata={"at_least": 0})
+    """Seconds that what hangs gets to go on after all. Then the process ends with status 1; its log has the stacks of
+    all threads."""
+
     vllm_metrics: bool = True
     """Also publish the `vllm:*` metric names that existing dashboards and autoscalers read."""
 

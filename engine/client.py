@@ -73,6 +73,7 @@ class AsyncEngine:
         self._ids = itertools.count()
         self._observers: list[Callable[[StepReport], None]] = []
         self._dead_callbacks: list[Callable[[EngineDead], None]] = []
+        self._given_up: EngineDead | None = None
         self._loop = EngineLoop(
             self._make,
             on_loaded=lambda error: self._call(self._on_loaded, error),
@@ -107,8 +108,18 @@ class AsyncEngine:
 
     @property
     def dead(self) -> EngineDead | None:
-        """Why the engine computes no more; None while it does."""
-        return self._loop.dead
+        """Why the engine computes no more; None while it does. Any thread."""
+        return self._given_up or self._loop.dead
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the engine thread has ended without a word. Any thread."""
+        return self._loop.is_lost
+
+    @property
+    def turn_began_s(self) -> float | None:
+        """When the engine thread took up what it does now (time.monotonic()); None while idle. Any thread."""
+        return self._loop.turn_began_s
 
     def add_observer(self, observer: Callable[[StepReport], None]) -> None:
         """Call `observer` with every report, on the event loop, before the requests see their events."""
@@ -148,10 +159,17 @@ class AsyncEngine:
         )
         return self._generate(request)
 
+    def give_up(self, error: EngineDead) -> None:
+        """Take the engine for dead: its thread hangs, or is gone. Open requests fail with `error`. Event loop only."""
+        self._given_up = error
+        self._on_dead(error)
+
     async def close(self, timeout_s: float = 10.0) -> None:
         """Stop the engine thread after its current step. Open requests fail with EngineDead."""
         if self._grammars is not None:  # it has loaded
             self._grammars.close()
+        if self._given_up is not None:
+            timeout_s = 0.0  # its step does not end
         ended = await asyncio.to_thread(self._loop.stop, timeout_s)
         if not ended:
             logger.error("the engine thread did not end within %g s", timeout_s)
@@ -211,7 +229,10 @@ class AsyncEngine:
 
     def _on_report(self, report: StepReport) -> None:
         for observer in self._observers:
-            observer(report)
+            try:
+                observer(report)
+            except Exception:  # who counts tokens must not cost anybody theirs
+                logger.exception("an observer of the engine's steps failed")
         for event in report.events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
@@ -220,5 +241,6 @@ class AsyncEngine:
     def _on_dead(self, error: EngineDead) -> None:
         for request_id, stream in self._streams.items():
             stream.push(Failed(request_id, EngineDead(*error.args)))
-        for callback in self._dead_callbacks:
+        callbacks, self._dead_callbacks = self._dead_callbacks, []  # told once, however often it dies
+        for callback in callbacks:
             callback(error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -49,8 +50,20 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.stats = IDLE_STATS
         """The engine's state after its last turn. Swapped whole; read from any thread."""
-        self.dead: EngineDead | None = None
-        """Set once the thread computes no more."""
+        self.turn_began_s: float | None = None
+        """When the thread took up what it does now (time.monotonic()); None while it waits for something to do. A turn
+        that does not end is a hang: `server.watchdog` looks at it. Read from any thread."""
+        self._dead: EngineDead | None = None
+
+    @property
+    def dead(self) -> EngineDead | None:
+        """Why the thread computes no more; None while it does. Any thread."""
+        return EngineDead("its thread is gone") if self.is_lost else self._dead
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the thread has ended without a word: something in C has ended it. Any thread."""
+        return self._thread.ident is not None and not self._thread.is_alive() and self._dead is None
 
     def start(self) -> None:
         """Start loading; `on_loaded` is called when that is done."""
@@ -72,7 +85,7 @@ class EngineLoop:
             core = self._make_core()
             self.stats = core.stats()
         except BaseException as error:
-            self.dead = EngineDead(f"the engine could not start: {error}")
+            self._dead = EngineDead(f"the engine could not start: {error}")
             self._on_loaded(error)
             return
         self._on_loaded(None)
@@ -82,7 +95,7 @@ class EngineLoop:
         except BaseException as error:
             logger.critical("the engine thread died", exc_info=True)
             dead = EngineDead(f"the engine died: {type(error).__name__}: {error}")
-        self.dead = dead
+        self._dead = dead
         self._on_dead(dead)
 
     def _turn_until_stopped(self, core: EngineCore) -> None:
@@ -98,11 +111,14 @@ class EngineLoop:
     def _drain(self, core: EngineCore) -> bool:
         """Take in all messages, waiting for one if there is nothing to compute; False when told to stop."""
         block = not core.has_work
+        self.turn_began_s = None if block else time.monotonic()
         while True:
             try:
                 message = self._inbox.get(block)
             except queue.Empty:
                 return True
+            if block:
+                self.turn_began_s = time.monotonic()
             if message is None:
                 return False
             if isinstance(message, Submit):

@@ -20,12 +20,15 @@ from server.middleware import AnswerErrors, LimitBody, RequestId
 from server.openapi import openapi_of
 from server.routes import chat, completions, models, status, tokenize
 from server.serving import Serving
+from server.watchdog import Watchdog
 
 _DESCRIPTION = "OpenAI-compatible routes to one language model. Errors have one shape everywhere: `ErrorEnvelope`."
 
 
-def create_app(settings: Settings, engine: AsyncEngine, metrics: Metrics | None = None) -> FastAPI:
-    """The application that serves `engine`, which has loaded and stays the caller's to close.
+def create_app(
+    settings: Settings, engine: AsyncEngine, metrics: Metrics | None = None, watchdog: Watchdog | None = None
+) -> FastAPI:
+    """The application that serves `engine`, which has loaded and stays the caller's to close, as does `watchdog`.
 
     Raises ConfigError for API keys that cannot be read. Call it on the event loop that the engine was started on.
     """
@@ -37,7 +40,7 @@ def create_app(settings: Settings, engine: AsyncEngine, metrics: Metrics | None 
             prefix_caching=settings.engine.cache.prefix_caching,
         )
     engine.add_observer(metrics.on_report)
-    serving = Serving.make(settings, engine)
+    serving = Serving.make(settings, engine, watchdog or Watchdog.of(settings, engine))
     app = FastAPI(
         title="Chairlift",
         version=__version__,

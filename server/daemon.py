@@ -148,14 +148,18 @@ class _Daemon:
     async def _application(self, engine: AsyncEngine) -> AsyncIterator[None]:
         """Answer with the real application; at the end, close the engine."""
         from server.app import create_app
+        from server.watchdog import Watchdog
 
         engine.on_dead(self._on_dead)
+        watchdog = Watchdog.of(self._settings, engine)
         try:
-            application = create_app(self._settings, engine)
+            application = create_app(self._settings, engine, watchdog=watchdog)
+            watchdog.start(engine.give_up)
             async with application.router.lifespan_context(application):
                 self._gate.open(application)
                 yield
         finally:
+            watchdog.stop()
             self._close_engine()
             assert self._closing is not None
             await self._closing

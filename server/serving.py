@@ -13,6 +13,7 @@ from engine.client import AsyncEngine
 from server import __version__
 from server.chat.dialect import Dialect
 from server.convert import Converter
+from server.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Serving:
     """What the routes serve from. Event loop only."""
 
     engine: AsyncEngine
+    watchdog: Watchdog
     root: str
     """The model as the operator named it."""
     converter: Converter
@@ -31,8 +33,8 @@ class Serving:
     """Seconds since 1970."""
 
     @classmethod
-    def make(cls, settings: Settings, engine: AsyncEngine) -> Serving:
-        """Serve `engine`, which has loaded."""
+    def make(cls, settings: Settings, engine: AsyncEngine, watchdog: Watchdog) -> Serving:
+        """Serve `engine`, which has loaded and which `watchdog` looks at."""
         root = settings.engine.model.model
         info = engine.info
         torch, transformers = _version("torch"), _version("transformers")
@@ -48,7 +50,7 @@ class Serving:
         )
         fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
         dialect = Dialect.of(settings.server, engine.tokenizer)
-        return cls(engine, root, Converter(engine, dialect), fingerprint, torch, transformers)
+        return cls(engine, watchdog, root, Converter(engine, dialect), fingerprint, torch, transformers)
 
     @property
     def model(self) -> str:

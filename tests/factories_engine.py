@@ -126,6 +126,8 @@ class FakeEngine:
         self.tokenizer = FakeTokenizer()
         self.stats = IDLE
         self.dead: EngineDead | None = None
+        self.is_lost = False
+        self.turn_began_s: float | None = None
         self.calls: list[Call] = []
         """In the order in which they were made."""
         self.observers: list[Callable[[StepReport], None]] = []

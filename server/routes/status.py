@@ -22,14 +22,14 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Status:
-        """The engine computes. 503 once it has ended."""
-        _check_alive(serving)
+        """The engine gets on with its work, or has none. 503 while it hangs, and once it has ended."""
+        _check_working(serving)
         return Status()
 
     @routes.get("/ready")
     async def ready() -> Status:
-        """Requests are taken. 503 while the model loads (`server.gate` says so then) and once the engine has ended."""
-        _check_alive(serving)
+        """Requests are taken. 503 while the model loads (`server.gate` says so then) and when /health says so."""
+        _check_working(serving)
         return Status()
 
     @routes.get("/version")
@@ -54,6 +54,6 @@ def router(serving: Serving) -> APIRouter:
     return routes
 
 
-def _check_alive(serving: Serving) -> None:
-    if (dead := serving.engine.dead) is not None:
-        raise Unavailable(f"the engine has ended: {dead}")
+def _check_working(serving: Serving) -> None:
+    if (problem := serving.watchdog.problem) is not None:
+        raise Unavailable(problem)

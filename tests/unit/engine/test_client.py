@@ -14,6 +14,7 @@ from engine.client import AsyncEngine, Chunk
 from engine.core import EngineCore
 from engine.errors import ConfigError, EngineDead, EngineError, RequestError
 from engine.grammar.compiler import GrammarCompiler
+from engine.loop import EngineLoop
 from engine.messages import Finished, StepReport
 from engine.params import GrammarSpec, SamplingParams
 from engine.plan import StepPlan
@@ -273,3 +274,57 @@ async def test_an_engine_that_ends_while_a_grammar_is_compiled_tells_its_request
         gate.open()
         with pytest.raises(EngineDead):
             await waiting
+
+
+async def test_a_turn_begins_with_work_and_ends_with_it():
+    async with running(is_open=False) as (engine, _, _, gate):
+        assert engine.turn_began_s is None
+        task = asyncio.create_task(collect(engine, max_tokens=2, ignore_eos=True))
+        await until(lambda: engine.turn_began_s is not None)
+        began_s = engine.turn_began_s
+        gate.let_through(1)
+        await until(lambda: engine.turn_began_s != began_s)
+        gate.open()
+        await task
+        await until(lambda: engine.turn_began_s is None)
+
+
+async def test_an_engine_that_is_given_up_fails_everyone_and_is_not_waited_for():
+    async with running(is_open=False) as (engine, _, _, gate):
+        told: list[EngineDead] = []
+        engine.on_dead(told.append)
+        task = asyncio.create_task(collect(engine))
+        await until(lambda: engine.stats.step_started_s is not None)
+        engine.give_up(EngineDead("it hangs"))
+        with pytest.raises(EngineDead, match="it hangs"):
+            await task
+        with pytest.raises(EngineDead, match="it hangs"):
+            engine.check(PROMPT, SamplingParams())
+        await engine.close()  # would take ten seconds
+        assert not gate._is_open
+        gate.open()
+        await until(lambda: not engine._loop._thread.is_alive())
+        assert len(told) == 1
+
+
+async def test_an_observer_that_fails_costs_nobody_a_token(caplog: pytest.LogCaptureFixture):
+    def fail(_: StepReport) -> None:
+        raise ValueError("cannot count")
+
+    async with running() as (engine, *_):
+        engine.add_observer(fail)
+        chunks = await collect(engine, max_tokens=8, ignore_eos=True)
+    assert [token for chunk in chunks for token in chunk.token_ids] == expected_output(PROMPT, 8, frozenset())
+    assert "cannot count" in caplog.text
+
+
+async def test_a_thread_that_is_gone_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    def end_like_a_thread_that_c_code_ends(loop: EngineLoop) -> None:
+        loop._make_core()
+        loop._on_loaded(None)
+
+    monkeypatch.setattr(EngineLoop, "_run", end_like_a_thread_that_c_code_ends)
+    async with running() as (engine, *_):
+        await until(lambda: engine.is_lost)
+        with pytest.raises(EngineDead, match="its thread is gone"):
+            engine.check(PROMPT, SamplingParams())

@@ -21,18 +21,20 @@ ROOT = Path(__file__).parents[3]
 # `chairlift serve` with an engine that does what is said on stdin: "load" or "fail" to end its loading, then "die".
 # The application has /hang, which answers when the engine has ended.
 FAKE = """
-import asyncio, sys, threading, types
+import asyncio, ctypes, sys, threading, types
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 import engine.client
 from engine.errors import ConfigError, EngineDead
-from server import cli, daemon
+from server import cli, daemon, watchdog
 
 class Engine:
     info = types.SimpleNamespace(name="fake", max_model_len=100, num_blocks=10, block_size=32, num_parameters=5e6,
                                  dtype="float32", device="cpu", kernels="reference")
     tokenizer = types.SimpleNamespace(has_chat_template=False)
+    dead = turn_began_s = None
+    is_lost = False
 
     def __init__(self):
         self.ended = asyncio.Event()
@@ -40,8 +42,26 @@ class Engine:
         threading.Thread(target=self.listen, args=(loop,), daemon=True).start()
 
     def listen(self, loop):
-        if sys.stdin.readline() == "die\\n":
-            loop.call_soon_threadsafe(self.tell, EngineDead("test"))
+        match sys.stdin.readline():
+            case "die\\n":
+                loop.call_soon_threadsafe(self.tell, EngineDead("test"))
+            case "hang\\n":
+                self.turn_began_s = 1.0
+            case "hold the event loop\\n":
+                loop.call_soon_threadsafe(self.wait_for_nothing)
+            case "hold the interpreter\\n":
+                self.hold_the_interpreter()
+
+    def wait_for_nothing(self):
+        threading.Event().wait()
+
+    def hold_the_interpreter(self):
+        ctypes.PyDLL(None).pause()  # PyDLL keeps the lock
+
+    def give_up(self, error):
+        self.dead = error
+        self.ended.set()
+        self.tell(error)
 
     def on_dead(self, callback):
         self.tell = callback
@@ -57,15 +77,18 @@ class Engine:
             raise ConfigError("there is no room\\nfor it", setting="kv_cache_tokens", hint="make some")
         return cls()
 
-def create_app(settings, engine):
+def create_app(settings, engine, watchdog):
     async def hello(request):
         return PlainTextResponse("hello")
     async def hang(request):
         print("hanging", file=sys.stderr, flush=True)
         await engine.ended.wait()
         return PlainTextResponse("the engine ended", 500)
-    return Starlette(routes=[Route("/ready", hello), Route("/hang", hang)])
+    async def health(request):
+        return PlainTextResponse(watchdog.problem or "well", 503 if watchdog.problem else 200)
+    return Starlette(routes=[Route("/ready", hello), Route("/hang", hang), Route("/health", health)])
 
+watchdog.LAST_RESORT_S = 1.0
 engine.client.AsyncEngine = Engine
 sys.modules["server.app"] = types.ModuleType("server.app")
 sys.modules["server.app"].create_app = create_app
@@ -182,6 +205,42 @@ def test_a_dead_engine_ends_the_process(start: type[Process]) -> None:
     process.read_until("Ready")
     process.tell("die")
     assert process.end()[0] == 1
+
+
+def test_a_hung_engine_is_told_then_its_requests_fail_and_the_process_ends(start: type[Process]) -> None:
+    process = start("--stall-timeout", "1", "--stall-grace", "1")
+    process.tell("load")
+    process.read_until("Ready")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(process.client.get, "/hang")
+        process.read_until("hanging")
+        assert process.client.get("/health").text == "well"
+        process.tell("hang")
+        process.read_until("the engine hangs")
+        process.read_until("Thread 0x")
+        health = process.client.get("/health")
+        assert health.status_code == 503
+        assert "its step has not ended" in health.text
+        assert answer.result().text == "the engine ended"
+    status, said = process.end()
+    assert status == 1
+    assert "the process ends" in said
+
+
+@pytest.mark.parametrize(
+    ("what", "sign"), [("hold the event loop", "the event loop hangs"), ("hold the interpreter", "Timeout (")]
+)
+def test_what_holds_the_event_loop_or_the_interpreter_ends_the_process_with_stacks(
+    start: type[Process], what: str, sign: str
+) -> None:
+    process = start("--stall-timeout", "1", "--stall-grace", "0")
+    process.tell("load")
+    process.read_until("Ready")
+    process.tell(what)
+    process.read_until(sign)
+    status, said = process.end()
+    assert status == 1
+    assert what.replace("hold the event loop", "wait for nothing").replace(" ", "_") in said
 
 
 def test_a_port_in_use_is_told_before_the_model_loads() -> None:
