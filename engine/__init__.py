@@ -7,10 +7,13 @@ from engine.client import AsyncEngine, Chunk, Usage
 from engine.core import ModelInfo
 from engine.errors import ConfigError, EngineDead, EngineError, ModelError, Overloaded, RequestError
 from engine.llm import Completion, LLMEngine
+from engine.machine import let_idle_threads_sleep
 from engine.messages import EngineStats, StepReport, StepStats
 from engine.params import GrammarSpec, SamplingParams
 from engine.plan import TokenLogprobs
 from engine.request import FinishReason
+
+let_idle_threads_sleep()  # before torch is there
 
 __all__ = [
     "AsyncEngine",

@@ -32,6 +32,15 @@ def usable_cores(root: Path = CGROUP_ROOT, membership: Path = CGROUP_OF_PROCESS)
     return max(1, min([cores, *(math.ceil(quota) for quota in quotas if quota is not None)]))
 
 
+def let_idle_threads_sleep() -> None:
+    """Have OpenMP's threads sleep when they have nothing to do, unless the environment says otherwise.
+
+    By default they spin for milliseconds, on cores that the event loop or other processes could use. OpenMP asks once,
+    when torch loads it: call it before. Within a step the CPU kernels have their own way to wait (`csrc/run.c`).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def keep_freed_memory() -> None:
     """Have the C library keep large blocks that are freed, for the next step to take, where it can (glibc).
 

@@ -130,3 +130,19 @@ def test_freed_memory_is_taken_again_without_fetching_pages():
 
     assert num_pages("kept") < 10
     assert num_pages("as it is") > 100
+
+
+@pytest.mark.parametrize(("said", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_sleep_unless_the_environment_says_otherwise_and_openmp_hears_of_it(
+    said: dict[str, str], policy: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    shown = subprocess.run(
+        [sys.executable, "-c", "import engine, torch"],
+        env=environment | said | {"OMP_DISPLAY_ENV": "true"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    assert f"OMP_WAIT_POLICY = '{policy}'" in shown
