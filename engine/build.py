@@ -70,7 +70,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     )
     if loaded.device.type == "cpu":
         keep_freed_memory()
-    return EngineCore(Scheduler(config.scheduler, kv), ModelRunner(loaded, storage, Sampler()), info), tokenizer
+    return EngineCore(
+        Scheduler(config.scheduler, kv), ModelRunner(loaded, storage, Sampler(loaded.kernels.choose_tokens)), info
+    ), tokenizer
 
 
 def _check_asked_memory(config: EngineConfig) -> None:
@@ -125,7 +127,7 @@ def _peak_of_a_step(config: EngineConfig, loaded: LoadedModel) -> int:
     )
     before = torch.cuda.memory_allocated(loaded.device)
     torch.cuda.reset_peak_memory_stats(loaded.device)
-    ModelRunner(loaded, storage, Sampler()).launch(StepPlan(rows)).collect()
+    ModelRunner(loaded, storage, Sampler(loaded.kernels.choose_tokens)).launch(StepPlan(rows)).collect()
     peak = torch.cuda.max_memory_allocated(loaded.device) - before
     del storage
     torch.cuda.empty_cache()

@@ -7,7 +7,7 @@ what it holds. `reference` (torch only) is always there and is the definition of
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,29 @@ class AttentionOptions:
     """[num_heads]: a score for each head that takes its share of the softmax and adds nothing to the output."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How to choose a token for each of n rows of logits. Host arrays, contiguous."""
+
+    rows: IntArray
+    """[n]: which rows of the logits."""
+    temperature: FloatArray
+    """[n]; 0: the largest logit, whatever else is said."""
+    top_k: FloatArray
+    """[n], from 1 to the size of the vocabulary, which keeps all."""
+    top_p: FloatArray
+    """[n], above 0, at most 1; 1 keeps all."""
+    min_p: FloatArray
+    """[n], from 0 to 1; 0 keeps all."""
+    u: FloatArray
+    """[n], each in (0, 1): the number that decides."""
+
+
+ChooseTokens = Callable[["Tensor", Choices], "tuple[Tensor, Tensor]"]
+"""Logits (float32 [rows, vocabulary], left as they are) and n choices -> token ids (int64 [n]) and whether the logits
+were usable (bool [n]): steps 5 to 10 of `engine.sample.sampler`, and the same tokens but for rounding."""
+
+
 class Kernels(Protocol):
     """The contract of a back end. T: tokens in the step; H query heads, G key heads (H a multiple of G).
 
@@ -61,6 +85,10 @@ class Kernels(Protocol):
     """
 
     NAME: str
+
+    @property
+    def choose_tokens(self) -> ChooseTokens | None:
+        """A way of its own to choose tokens; None: `engine.sample.ops` does it."""
 
     def plan_attention(self, rows: PackedRows, windows: Collection[int | None], device: torch.device) -> Any:
         """What `paged_attention` needs to know about a step, prepared once for all layers.

@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.kernels import AttentionOptions, IntArray, PackedRows, to_device
 
 NAME = "reference"
+choose_tokens = None
 
 MAX_TILE_KEYS = 16384
 """Most keys gathered for one tile of decoding rows; bounds memory, and larger tiles were no faster."""

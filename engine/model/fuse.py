@@ -170,6 +170,8 @@ class _FusedLayer:
 class _WatchedKernels:
     """Kernels that write down how each layer attends."""
 
+    choose_tokens = None
+
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.NAME = kernels.NAME

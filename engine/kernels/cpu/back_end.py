@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from engine.kernels import AttentionOptions, PackedRows
-from engine.kernels.cpu import attention
+from engine.kernels import AttentionOptions, Choices, PackedRows
+from engine.kernels.cpu import attention, sampling
 from engine.kernels.cpu.library import KernelsMissing, is_supported, kernel_table
 
 
@@ -50,3 +50,7 @@ class CpuKernels:
     ) -> Tensor:
         """See `Kernels`."""
         return attention.paged_attention(query, k_cache, v_cache, plan, options, self._variant)
+
+    def choose_tokens(self, logits: Tensor, choices: Choices) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        return sampling.choose_tokens(logits, choices, self._variant)

@@ -171,6 +171,27 @@ class Attention(Structure):
     )
 
 
+class Sample(Structure):
+    """struct cl_sample"""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("size", c_int64),
+        ("rows", c_void_p),
+        ("num_rows", c_int64),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("u", c_void_p),
+        ("tokens", c_void_p),
+        ("usable", c_void_p),
+        ("workspace", c_void_p),
+        ("ticket", c_void_p),
+    )
+
+
 class Pack(Structure):
     """struct cl_pack"""
 
@@ -199,6 +220,7 @@ class _Kernels(Structure):
         ("act_and_mul", c_void_p * 2),
         ("write_kv", c_void_p * 2),
         ("attention", c_void_p * 2),
+        ("sample", c_void_p),
     )
 
 
@@ -213,6 +235,7 @@ class KernelTable:
     act_and_mul: int
     write_kv: int
     attention: int
+    sample: int
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -254,7 +277,7 @@ def kernel_table(dtype: torch.dtype, variant: str | None = None) -> KernelTable:
     kernels = library().cl_choose(variant.encode()).contents
     index = int(dtype == torch.bfloat16)
     names = ("linear", "gather", "rms_norm", "act_and_mul", "write_kv", "attention")
-    return KernelTable(variant, *(getattr(kernels, name)[index] for name in names))
+    return KernelTable(variant, *(getattr(kernels, name)[index] for name in names), sample=kernels.sample)
 
 
 def openmp_path() -> str:

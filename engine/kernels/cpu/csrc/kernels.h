@@ -164,6 +164,25 @@ struct cl_attention {
     int64_t *ticket;         // a counter of its own, 0 at the start and again at the end
 };
 
+// One token for each of some rows of logits, by the parameters of a request. 0, and `usable` 0, where a row has NaN or
+// +inf, or nothing but -inf.
+struct cl_sample {
+    const float *logits;
+    int64_t stride;
+    int64_t size;        // of the vocabulary
+    const int64_t *rows; // [num_rows]: which rows of the logits
+    int64_t num_rows;
+    const double *temperature; // [num_rows]; 0: the largest logit
+    const double *top_k;       // [num_rows], from 1 to `size`
+    const double *top_p;       // [num_rows]; 1: all
+    const double *min_p;       // [num_rows]; 0: all
+    const double *u;           // [num_rows], within (0, 1)
+    int64_t *tokens;
+    uint8_t *usable;
+    char *workspace; // for each thread 24 bytes for each token of the vocabulary, rounded up to a multiple of 64
+    int64_t *ticket; // 0
+};
+
 // What one instruction set offers, for float [0] and bfloat16 [1].
 struct cl_kernels {
     const char *name;
@@ -173,6 +192,7 @@ struct cl_kernels {
     cl_kernel *act_and_mul[2];
     cl_kernel *write_kv[2];
     cl_kernel *attention[2];
+    cl_kernel *sample;
 };
 
 extern const struct cl_kernels cl_kernels_avx2, cl_kernels_avx512, cl_kernels_avx512bf16, cl_kernels_amx;

@@ -14,6 +14,9 @@
 #include "pointwise.inc.h"
 #include "attention.inc.h"
 
+#define V(function) PASTE(function, CL_VARIANT)
+#include "sampling.inc.h"
+
 #define BOTH(kernel) {PASTE(PASTE(kernel, f32), CL_VARIANT), PASTE(PASTE(kernel, bf16), CL_VARIANT)}
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -26,4 +29,5 @@ const struct cl_kernels PASTE(cl_kernels, CL_VARIANT) = {
     .act_and_mul = BOTH(act_and_mul),
     .write_kv = BOTH(write_kv),
     .attention = BOTH(attention),
+    .sample = V(sample),
 };

@@ -8,10 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kernels.cpu.back_end import CpuKernels
+from engine.kernels.cpu.library import variants
 from engine.params import SamplingParams
 from engine.plan import PlanRow
 from engine.sample import Sampler, ops
 from engine.sample.random import uniform
+from tests.cpu_kernels import build_kernels
 
 WIDE = ops.BLOCK * ops.NUM_LEADERS + 100  # wide enough for the leaders to be looked at first
 
@@ -47,8 +50,38 @@ def make_logits(num_rows: int, vocab_size: int, *, seed: int = 0, scale: float =
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+WAYS = {"ops": None, "C-avx512": "avx512", "C-avx2": "avx2"}
+"""Ways to choose: in torch, and with the kernels of an instruction set."""
+
+
+class Current:
+    """What the tests sample with."""
+
+    sampler = Sampler()
+
+
+@pytest.fixture(scope="module", params=WAYS, autouse=True)
+def _way(request: pytest.FixtureRequest):
+    """Runs every test of this file with each of them."""
+    variant = WAYS[request.param]
+    if variant is None:
+        Current.sampler = Sampler()
+        return
+    build_kernels()
+    if variant not in variants():
+        pytest.skip(f"this processor has no {variant}")
+    Current.sampler = Sampler(CpuKernels(torch.float32, 32, variant).choose_tokens)
+
+
+@pytest.fixture
+def by_ops(request: pytest.FixtureRequest):
+    """For what only the way in torch does."""
+    if request.node.callspec.params["_way"] != "ops":
+        pytest.skip("about ops")
+
+
 def sample(logits: torch.Tensor, rows: Sequence[PlanRow]):
-    output = Sampler().sample(logits, rows)
+    output = Current.sampler.sample(logits, rows)
     assert output.token_ids.dtype == torch.int64
     assert output.bad.dtype == torch.bool
     assert output.token_ids.shape == output.bad.shape == (len(rows),)
@@ -274,16 +307,19 @@ def forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setattr(ops, name, fail)
 
 
+@pytest.mark.usefixtures("by_ops")
 def test_greedy_rows_never_enter_the_pipeline(monkeypatch):
     forbid(monkeypatch, "probabilities", "leaders", "shortlist", "ranking")
     tokens(make_logits(3, WIDE), [make_row(PARAMS[0])] * 3)
 
 
+@pytest.mark.usefixtures("by_ops")
 def test_rows_with_a_temperature_alone_are_not_ranked(monkeypatch):
     forbid(monkeypatch, "leaders", "shortlist", "ranking")
     tokens(make_logits(3, WIDE), [make_row(PARAMS[0]), make_row(PARAMS[2]), make_row(PARAMS[3])])
 
 
+@pytest.mark.usefixtures("by_ops")
 def test_rows_are_looked_at_one_by_one_only_where_the_leaders_do_not_decide(monkeypatch):
     looked_at = []
     shortlist = ops.shortlist
@@ -299,6 +335,7 @@ def test_rows_are_looked_at_one_by_one_only_where_the_leaders_do_not_decide(monk
 # --- On a GPU ---
 
 
+@pytest.mark.usefixtures("by_ops")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_chooses_the_same_tokens():

@@ -32,6 +32,7 @@ def test_kernels_touch_only_what_is_theirs(tmp_path: Path) -> None:
         for name in ("libasan.so", "libubsan.so")
     )
     files = [str(HERE / name) for name in ("test_linear.py", "test_attention.py", "test_pointwise.py")]
+    files.append(str(HERE.parents[1] / "sample" / "test_sampler.py"))
     result = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path), *files],
         env=os.environ | {"LD_PRELOAD": f"{asan}:{ubsan}", "ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "1"},
