@@ -106,12 +106,6 @@ class ServerConfig:
     port: int = field(default=8000, metadata={"at_least": 0, "at_most": 65535})
     """Port to listen on; 0 takes a free one."""
 
-    api_key: tuple[str, ...] = field(default=(), metadata={"secret": True})
-    """Keys that clients must send as `Authorization: Bearer KEY`. Prefer the environment or `--api-key-file`."""
-
-    api_key_file: str | None = None
-    """File with one key a line (`#` starts a comment)."""
-
     reasoning_parser: ReasoningParser = "none"
     """How the model writes its thoughts. `think`: in `<think>` tags; chats then have them in `reasoning_content`."""
 
@@ -137,6 +131,37 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Access: who may reach the server, and from where."""
+
+    api_key: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
+    """Keys that clients must send as `Authorization: Bearer KEY`. Prefer the environment or `--api-key-file`."""
+
+    api_key_file: str | None = None
+    """File with one key a line (`#` starts a comment)."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may call the server by (`llm.example.com`, `.example.com` with all below it, `*`: any). \
+    IP addresses and `localhost` always may. By default no others on a loopback address, and any on another."""
+
+    cors_allow_origins: tuple[str, ...] = ()
+    """Web pages that may use the server from a browser: their origins (`https://chat.example.com`), `*`: all. By \
+    default only the server's own."""
+
+    ssl_certfile: str | None = None
+    """Serve HTTPS, with the certificate (and its chain) in this PEM file."""
+
+    ssl_keyfile: str | None = None
+    """PEM file with the certificate's key, if it is not in the same file."""
+
+    ssl_keyfile_password: str | None = field(default=None, repr=False, metadata={"secret": True})
+    """What that key is encrypted with. Prefer the environment."""
+
+    ssl_ca_certs: str | None = None
+    """Take only clients with a certificate that these authorities (a PEM file) have signed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What the engine is made from."""
 
@@ -151,3 +176,4 @@ class Settings:
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from config.schema import Settings
 from engine.client import AsyncEngine
@@ -18,11 +19,14 @@ from server.metrics import CountResponses, Metrics
 from server.metrics import router as metrics_router
 from server.middleware import AnswerErrors, LimitBody, RequestId
 from server.openapi import openapi_of
+from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
 from server.routes import chat, completions, models, status, tokenize
 from server.serving import Serving
 from server.watchdog import Watchdog
 
 _DESCRIPTION = "OpenAI-compatible routes to one language model. Errors have one shape everywhere: `ErrorEnvelope`."
+_EXPOSED_HEADERS = ["X-Request-Id", "Retry-After"]
+"""What pages of other origins may read of an answer, beside its body."""
 
 
 def create_app(
@@ -30,9 +34,10 @@ def create_app(
 ) -> FastAPI:
     """The application that serves `engine`, which has loaded and stays the caller's to close, as does `watchdog`.
 
-    Raises ConfigError for API keys that cannot be read. Call it on the event loop that the engine was started on.
+    Raises ConfigError for API keys that cannot be read, and for origins that are none. Call it on the event loop that
+    the engine was started on.
     """
-    keys = load_keys(settings.server)
+    keys = load_keys(settings.access)
     if metrics is None:
         metrics = Metrics(
             engine,
@@ -54,14 +59,29 @@ def create_app(
         app.include_router(make_router(serving))
     app.include_router(metrics_router(metrics), tags=["Status"])
     app.openapi = openapi_of(app, needs_key=bool(keys))  # type: ignore[method-assign]
-    # Each goes around those before it: see `middleware` for the order that this makes.
+    _surround(app, settings, keys, metrics)
+    return app
+
+
+def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: Metrics) -> None:
+    """Put the middleware around the routes. Each goes around those before it: `middleware` shows the whole."""
+    origins = allowed_origins(settings.access)
     app.add_middleware(LimitBody)
     if keys:
         app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(RequireKnownOrigin, origins=origins)
+    app.add_middleware(RequireKnownHost, names=allowed_hosts(settings.access, settings.server.host))
     app.add_middleware(AnswerErrors, on_refused=metrics.rejected)
+    if origins:  # around the errors too: a page cannot read what comes without these headers
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED_HEADERS,
+        )
     app.add_middleware(RequestId)
     app.add_middleware(CountResponses, metrics=metrics)
-    return app
 
 
 def _lifespan_of(metrics: Metrics) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

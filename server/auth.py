@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from config.schema import ServerConfig
+from config.schema import AccessConfig
 from engine.errors import ConfigError
 from server.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 """Orchestrators probe these, and have no key."""
 
+_MOUNTED_SECRETS = Path("/run/secrets")
+"""Container runtimes put files here, with modes of theirs, and no other user is there to read them."""
 
-def load_keys(config: ServerConfig) -> tuple[str, ...]:
+
+def load_keys(config: AccessConfig) -> tuple[str, ...]:
     """All keys that are set, in the settings and in the key file; none: everyone may ask.
 
     Raises ConfigError for a file that cannot be read or has no keys in it: to serve everyone then would be no surprise
@@ -28,6 +32,16 @@ def load_keys(config: ServerConfig) -> tuple[str, ...]:
     if config.api_key_file is not None:
         keys += _read_keys(config.api_key_file)
     return tuple(keys)
+
+
+def key_file_warnings(config: AccessConfig) -> list[str]:
+    """What an operator should know of the key file, which can be read: that others than its owner can read it too."""
+    if config.api_key_file is None:
+        return []
+    path = Path(config.api_key_file).expanduser()
+    if _MOUNTED_SECRETS in path.parents or not path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        return []
+    return [f"every user of this machine can read the API keys in {path}: chmod o-rwx {path}"]
 
 
 def _read_keys(path: str) -> list[str]:

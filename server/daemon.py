@@ -21,6 +21,7 @@ import uvicorn
 from config.schema import ModelConfig, Settings
 from server.gate import Gate
 from server.logs import quiet_transformers
+from server.tls import tls_options
 
 if TYPE_CHECKING:
     from engine.client import AsyncEngine
@@ -115,6 +116,7 @@ class _Daemon:
             server_header=False,
             timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close
             timeout_graceful_shutdown=grace_s + OVERTIME_S,
+            **tls_options(settings.access),
         )
         self._server = _Server(config, grace_s, self._close_engine)
 

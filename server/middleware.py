@@ -1,6 +1,8 @@
 """What happens to every request around its route. Plain ASGI, since an event of a stream passes through all of it.
 
-CountResponses > RequestId > AnswerErrors > RequireKey (auth) > LimitBody > the routes        (outermost first)
+Outermost first (those of other modules in brackets; CORS only if other origins are allowed, keys if there are any):
+(CountResponses) > RequestId > (CORSMiddleware) > AnswerErrors > (RequireKnownHost > RequireKnownOrigin, of origins)
+> (RequireKey, of auth) > LimitBody > the routes
 """
 
 from __future__ import annotations

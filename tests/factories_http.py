@@ -7,22 +7,23 @@ from typing import Any, cast
 
 import httpx
 
-from config.schema import EngineConfig, ModelConfig, ServerConfig, Settings
+from config.describe import assemble, describe
 from engine.client import AsyncEngine
 from server.app import create_app
 from server.metrics import Metrics
 from tests.factories_engine import FakeEngine
 
 
-def make_app(engine: FakeEngine, metrics: Metrics | None = None, **server: Any) -> Any:
-    """`server`: fields of ServerConfig."""
-    settings = Settings(engine=EngineConfig(model=ModelConfig(model="smollm2")), server=ServerConfig(**server))
-    return create_app(settings, cast(AsyncEngine, engine), metrics)
+def make_app(engine: FakeEngine, metrics: Metrics | None = None, **settings: Any) -> Any:
+    """`settings`: by name. The server answers to any name, unless `allowed_hosts` says which."""
+    assert settings.keys() <= {setting.name for setting in describe()}
+    values = {"model": "smollm2", "allowed_hosts": ("*",)} | settings
+    return create_app(assemble(values), cast(AsyncEngine, engine), metrics)
 
 
-def make_client(engine: FakeEngine | None = None, metrics: Metrics | None = None, **server: Any) -> httpx.AsyncClient:
+def make_client(engine: FakeEngine | None = None, metrics: Metrics | None = None, **settings: Any) -> httpx.AsyncClient:
     """A client of the application. Streams come whole: what happens while they run is tested over sockets."""
-    app = make_app(engine or FakeEngine(), metrics, **server)
+    app = make_app(engine or FakeEngine(), metrics, **settings)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 

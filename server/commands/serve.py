@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from engine.client import AsyncEngine
 
 
+_OPEN_TO_ALL = (
+    "THIS SERVER IS OPEN: it listens to the network, and asks nobody for a key",
+    "whoever reaches this address can use the model: set --api-key-file or CHAIRLIFT_API_KEY, or --host 127.0.0.1",
+)
+
+
 def register(app: App, loader: SettingsLoader) -> None:
     """Add the command."""
     app.command(loader.command(serve))
@@ -25,30 +31,33 @@ def serve(loaded: Loaded) -> int:
     """Load a model and serve it over HTTP, until SIGTERM or Ctrl-C."""
     from engine.errors import ConfigError
     from server import daemon
-    from server.auth import load_keys
+    from server.auth import key_file_warnings, load_keys
     from server.logs import configure_logging
+    from server.tls import tls_options
 
     settings = loaded.settings
     configure_logging(settings.server.log_level)
     warn(loaded.warnings)
     try:
-        has_keys = bool(load_keys(settings.server))
+        has_keys = bool(load_keys(settings.access))
+        scheme = "https" if tls_options(settings.access) else "http"
         sock = daemon.bind(settings.server.host, settings.server.port)
+        warn(key_file_warnings(settings.access))
         if not has_keys and not _is_loopback(sock):
-            warn(["anybody who reaches this address may use the server: set --api-key-file or CHAIRLIFT_API_KEY"])
-        say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {_url(sock)}")
-        return daemon.run(settings, sock, show_progress(), lambda engine: say(banner(sock, engine, has_keys=has_keys)))
+            warn(_OPEN_TO_ALL)
+        url = _url(sock, scheme)
+        say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {url}")
+        return daemon.run(settings, sock, show_progress(), lambda engine: say(banner(url, engine, has_keys=has_keys)))
     except ConfigError as error:
         fail(str(error), setting=error.setting, hint=error.hint)
     except daemon.BindError as error:
         fail(str(error), hint=error.hint)
 
 
-def banner(sock: socket.socket, engine: AsyncEngine, *, has_keys: bool) -> str:
+def banner(url: str, engine: AsyncEngine, *, has_keys: bool) -> str:
     """What is being served, and a command to try it with."""
     info = engine.info
     tokens = info.num_blocks * info.block_size
-    url = _url(sock)
     lines = [
         f"Ready: {info.name} at {url}",
         f"  model     {info.num_parameters / 1e6:,.1f} M parameters",
@@ -74,11 +83,11 @@ def _example(url: str, model: str, *, chat: bool, key: bool) -> list[str]:
     ]
 
 
-def _url(sock: socket.socket) -> str:
+def _url(sock: socket.socket, scheme: str) -> str:
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - shown as the address one can open
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _is_loopback(sock: socket.socket) -> bool:

@@ -191,10 +191,10 @@ def test_what_kubernetes_sets_for_a_service_called_chairlift_does_no_harm() -> N
 
 
 def test_keys_from_every_source(toml: Path) -> None:
-    assert load(["--api-key", "a", "--api-key", "b"], {}).settings.server.api_key == ("a", "b")
-    assert load([], {"CHAIRLIFT_API_KEY": "a, b"}).settings.server.api_key == ("a", "b")
+    assert load(["--api-key", "a", "--api-key", "b"], {}).settings.access.api_key == ("a", "b")
+    assert load([], {"CHAIRLIFT_API_KEY": "a, b"}).settings.access.api_key == ("a", "b")
     toml.write_text("api_key = ['a', 'b']")
-    assert load(["--config", str(toml)], {}).settings.server.api_key == ("a", "b")
+    assert load(["--config", str(toml)], {}).settings.access.api_key == ("a", "b")
 
 
 def test_the_cache_follows_the_platforms_rule() -> None:

@@ -7,39 +7,39 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from config.schema import ServerConfig
+from config.schema import AccessConfig
 from engine.errors import ConfigError
-from server.auth import RequireKey, load_keys
+from server.auth import RequireKey, key_file_warnings, load_keys
 from server.errors import Unauthorized
 
 KEYS = ("first-key", "second-key", "clé")
 
 
 def test_no_keys_by_default() -> None:
-    assert load_keys(ServerConfig()) == ()
-    assert load_keys(ServerConfig(api_key=("",))) == ()  # `CHAIRLIFT_API_KEY=`
+    assert load_keys(AccessConfig()) == ()
+    assert load_keys(AccessConfig(api_key=("",))) == ()  # `CHAIRLIFT_API_KEY=`
 
 
 def test_keys_of_the_settings_and_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\n  b \n\nclé\n#c\n", encoding="utf-8")
-    assert load_keys(ServerConfig(api_key=("a",), api_key_file=str(file))) == ("a", "b", "clé")
+    assert load_keys(AccessConfig(api_key=("a",), api_key_file=str(file))) == ("a", "b", "clé")
 
 
 def test_a_file_without_keys_does_not_open_the_server(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# later\n")
     with pytest.raises(ConfigError, match="has no keys") as caught:
-        load_keys(ServerConfig(api_key=("a",), api_key_file=str(file)))
+        load_keys(AccessConfig(api_key=("a",), api_key_file=str(file)))
     assert caught.value.setting == "api_key_file"
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_keys(ServerConfig(api_key_file=str(tmp_path / "nowhere")))
+        load_keys(AccessConfig(api_key_file=str(tmp_path / "nowhere")))
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_keys(ServerConfig(api_key_file=str(tmp_path / "bytes")))
+        load_keys(AccessConfig(api_key_file=str(tmp_path / "bytes")))
 
 
 async def ask(header: bytes | None, path: str = "/v1/models") -> bool:
@@ -123,3 +123,19 @@ def test_every_key_is_compared_each_time(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("server.auth.hmac.compare_digest", compare)
     RequireKey(lambda *_: None, KEYS)._check("Bearer first-key")  # type: ignore[arg-type,return-value]
     assert compared == [32, 32, 32]
+
+
+def test_a_key_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("k")
+    assert key_file_warnings(AccessConfig()) == []
+    for mode, warns in ((0o600, False), (0o640, False), (0o644, True)):
+        file.chmod(mode)
+        warnings = key_file_warnings(AccessConfig(api_key_file=str(file)))
+        assert [str(file) in warning for warning in warnings] == [True] * warns
+
+
+def test_no_form_of_the_settings_shows_a_secret() -> None:
+    shown = repr(AccessConfig(api_key=("sk-1",), ssl_keyfile_password="pw-1"))
+    assert "sk-1" not in shown
+    assert "pw-1" not in shown
