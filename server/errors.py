@@ -65,7 +65,7 @@ class Row:
 STATUS_TABLE: Mapping[type[Exception], Row] = {
     RequestError: Row(400, "invalid_request_error", "invalid_value"),
     Unauthorized: Row(401, "invalid_request_error", "invalid_api_key"),
-    Forbidden: Row(403, "invalid_request_error", "forbidden"),
+    Forbidden: Row(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
     BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),

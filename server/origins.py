@@ -99,7 +99,7 @@ class RequireKnownOrigin:
         if origin.lower() not in self._origins and not _is_same(origin, host):
             shown = origin[:_SHOWN_LEN]
             message = f"web pages of {shown!r} may not use this server; to let them: --cors-allow-origins {shown}"
-            raise Forbidden(message, code="origin_not_allowed")
+            raise Forbidden(message)
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -14,8 +14,9 @@ ERROR = "error"
 """How a request ends that failed; the other ends are those of FinishReason."""
 
 REJECTIONS = (
-    *("context_length_exceeded", "invalid_api_key", "invalid_json", "invalid_value", "model_not_found"),
-    *("overloaded", "request_too_large", "unavailable", "unsupported_parameter"),
+    *("context_length_exceeded", "host_not_allowed", "invalid_api_key", "invalid_json", "invalid_value"),
+    *("model_not_found", "origin_not_allowed", "overloaded", "request_too_large", "unavailable"),
+    "unsupported_parameter",
 )
 """Error codes that are published from the start: a series that appears with its first count shows no rise."""
 
