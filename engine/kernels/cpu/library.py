@@ -277,7 +277,8 @@ def kernel_table(dtype: torch.dtype, variant: str | None = None) -> KernelTable:
     kernels = library().cl_choose(variant.encode()).contents
     index = int(dtype == torch.bfloat16)
     names = ("linear", "gather", "rms_norm", "act_and_mul", "write_kv", "attention")
-    return KernelTable(variant, *(getattr(kernels, name)[index] for name in names), sample=kernels.sample)
+    by_type = {name: getattr(kernels, name)[index] for name in names}
+    return KernelTable(variant=variant, sample=kernels.sample, **by_type)
 
 
 def openmp_path() -> str:
