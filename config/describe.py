@@ -51,6 +51,11 @@ class Setting:
         return bool(self.rules.get("secret"))
 
     @property
+    def hidden(self) -> bool:
+        """Whether help and README leave it out."""
+        return bool(self.rules.get("hidden"))
+
+    @property
     def base_hint(self) -> Any:
         """The type without `| None`."""
         if isinstance(self.hint, UnionType):

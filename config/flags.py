@@ -30,6 +30,7 @@ def setting_parameter(setting: Setting) -> inspect.Parameter:
         help=setting.doc.replace("`", ""),
         converter=convert,
         allow_repeating=True,  # the last one counts: scripts add flags to a given command line
+        show=not setting.hidden,
         negative=None if setting.base_hint is bool else (),
         show_default=_default_text(setting),
         metavar={"bytes": "BYTES", "number": "N", "text": "TEXT", "texts": "TEXT"}.get(setting.kind),

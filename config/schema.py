@@ -6,7 +6,8 @@ is its flag (`max_num_seqs` -> `--max-num-seqs`), its key in a TOML file and its
 (`CHAIRLIFT_MAX_NUM_SEQS`). `config.load` reads them; nothing else does.
 
 What a value may be beyond its type is in the field's metadata: `at_least`, `at_most`, `pattern` with `expected` (what
-matches it, in words), `unit`, `secret` (never shown). `config.values` holds values against it.
+matches it, in words), `unit`, `secret` (never shown), `hidden` (from help and docs). `config.values` holds values
+against it.
 """
 
 from __future__ import annotations
@@ -162,12 +163,21 @@ class AccessConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultConfig:
+    """Faults: made on purpose, for the tests. Not shown to anybody."""
+
+    faults: tuple[str, ...] = field(default=(), metadata={"hidden": True})
+    """`PHASE:KIND[=SECONDS][@FIRST[xTIMES]][?TOKEN]`: see `engine/faults.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What the engine is made from."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

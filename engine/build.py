@@ -13,6 +13,8 @@ import torch
 from config.schema import EngineConfig
 from engine.core import EngineCore, ModelInfo
 from engine.errors import ConfigError
+from engine.faults import install
+from engine.isolation import IsolatingRunner
 from engine.kv.blocks import BlockPool
 from engine.kv.manager import KVCacheManager
 from engine.kv.storage import KVCapacity, KVStorage, bytes_per_token, plan_capacity
@@ -70,9 +72,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     )
     if loaded.device.type == "cpu":
         keep_freed_memory()
-    return EngineCore(
-        Scheduler(config.scheduler, kv), ModelRunner(loaded, storage, Sampler(loaded.kernels.choose_tokens)), info
-    ), tokenizer
+    sampler = Sampler(loaded.kernels.choose_tokens)
+    runner = ModelRunner(loaded, storage, sampler)
+    scheduler = Scheduler(config.scheduler, kv)
+    install(config.faults.faults, scheduler=scheduler, runner=runner, sampler=sampler, tokenizer=tokenizer)
+    return EngineCore(scheduler, IsolatingRunner(runner, capacity.block_size), info), tokenizer
 
 
 def _check_asked_memory(config: EngineConfig) -> None:

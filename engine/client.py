@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from config.schema import EngineConfig
+from engine import faults
 from engine.core import EngineCore, ModelInfo, check_fit
 from engine.errors import EngineDead
 from engine.grammar.compiler import GrammarCompiler, result_of
@@ -94,6 +95,8 @@ class AsyncEngine:
 
         engine = cls(lambda: build_engine(config, progress))
         await engine.load()
+        for observer in faults.observers(config.faults.faults):
+            engine.add_observer(observer)
         return engine
 
     async def load(self) -> None:

@@ -5,14 +5,14 @@ Plain synchronous code: no threads, no text, no HTTP. `loop` drives it in a thre
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from engine.errors import RequestError
+from engine.errors import EngineError, RequestError, is_fault
 from engine.messages import (
     Abort,
     EngineStats,
@@ -26,9 +26,11 @@ from engine.messages import (
     TokensOut,
 )
 from engine.params import MAX_LOGIT_BIAS, SamplingParams
-from engine.plan import StepPlan, StepResult
+from engine.plan import Runner
 from engine.request import FinishReason, Request
 from engine.scheduler import Outcome, Scheduler
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +55,6 @@ class ModelInfo:
     def kv_cache_tokens(self) -> int:
         """Tokens that the KV cache holds."""
         return self.num_blocks * self.block_size
-
-
-class PendingStep(Protocol):
-    """A launched step."""
-
-    def collect(self) -> StepResult:
-        """Wait for the step and return what it gave."""
-
-
-class Runner(Protocol):
-    """Computes steps: the model (`engine.model.runner`), or a pure function in the tests."""
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step. On an accelerator it returns before the step is done."""
 
 
 def check_fit(info: ModelInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -162,13 +150,21 @@ class EngineCore:
         return self._clock()
 
     def submit(self, message: Submit) -> None:
-        """Queue a request. One that does not fit fails in the next report (the client checks first: `check_fit`)."""
+        """Queue a request. One that does not fit, or cannot begin, fails in the next report (`check_fit` is the
+        client's first)."""
         try:
             check_fit(self.info, message.prompt_token_ids, message.params)
+            request = self._make_request(message)
         except RequestError as error:
             self._events.append(Failed(message.request_id, error))
             return
-        request = self._make_request(message)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            logger.exception("request %d cannot begin", message.request_id)
+            failed = EngineError("this request could not be begun; the server's log says more")
+            self._events.append(Failed(message.request_id, failed))
+            return
         self._requests[request.request_id] = request
         self.scheduler.add(request)
 
@@ -186,7 +182,7 @@ class EngineCore:
         scheduled = self._clock()
         result = self.runner.launch(step.plan).collect()
         collected = self._clock()
-        outcomes = self.scheduler.update(step, result.sampled, result.scored)
+        outcomes = self.scheduler.update(step, result)
         ttft_s, itl_s = self._record(outcomes, collected)
         self._num_steps += 1
         self._last_step_s = self._clock()

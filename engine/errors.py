@@ -15,6 +15,11 @@ class EngineError(Exception):
     """Base of all errors that the engine raises on purpose."""
 
 
+def is_fault(error: BaseException) -> bool:
+    """Whether something went wrong, rather than somebody wants to end. A panic of a Rust library is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class ConfigError(EngineError):
     """A setting cannot be honoured. `hint` says what would work."""
 

@@ -6,8 +6,9 @@ that is not there yet.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.params import SamplingParams
 
@@ -103,7 +104,10 @@ class ScoredRow:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: a SampledRow for each plan row with `sampling`, a ScoredRow for each with `scoring`."""
+    """What a step gave: a SampledRow for each plan row with `sampling`, a ScoredRow for each with `scoring`.
+
+    Rows that failed or were postponed have neither.
+    """
 
     sampled: tuple[SampledRow, ...]
     """In plan order."""
@@ -113,3 +117,21 @@ class StepResult:
     """Seconds in the model's forward pass."""
     sample_s: float = 0.0
     """Seconds in the sampler."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Why rows could not be computed at all, by request id."""
+    postponed: Collection[int] = frozenset()
+    """Requests whose rows were not computed, since they read what a failed row was to write. Try them again."""
+
+
+class PendingStep(Protocol):
+    """A launched step."""
+
+    def collect(self) -> StepResult:
+        """Wait for the step and return what it gave."""
+
+
+class Runner(Protocol):
+    """Computes steps: the model (`engine.model.runner`), or a pure function in the tests."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step. On an accelerator it returns before the step is done."""

@@ -20,14 +20,16 @@ Knows requests and blocks. It does not know the model, tensors, text, threads or
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import logging
 from dataclasses import dataclass, field
 
 from config.schema import SchedulerConfig
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, RequestError, is_fault
 from engine.kv.manager import KVCacheManager
-from engine.plan import PlanRow, PromptScoring, SampledRow, ScoredRow, StepPlan, TokenLogprobs
+from engine.plan import PlanRow, PromptScoring, SampledRow, ScoredRow, StepPlan, StepResult, TokenLogprobs
 from engine.request import FinishReason, Request, RequestStatus
+
+logger = logging.getLogger(__name__)
 
 MAX_SCORED_TOKENS = 512
 """Prompt tokens that a step scores: the logits of all of them are there at once, a megabyte for some five."""
@@ -107,13 +109,17 @@ class Scheduler:
         self._admit_waiting(step, budget, now_s)
         return step
 
-    def update(
-        self, step: ScheduledStep, sampled: Sequence[SampledRow], scored: Sequence[ScoredRow] = ()
-    ) -> list[Outcome]:
+    def update(self, step: ScheduledStep, result: StepResult) -> list[Outcome]:
         """Take in a step's results, in plan order. Requests that end are finished here; the others go on."""
-        next_sampled, next_scored = iter(sampled), iter(scored)
+        next_sampled, next_scored = iter(result.sampled), iter(result.scored)
         outcomes = []
         for row, request in zip(step.rows, step.requests, strict=True):
+            if (reason := result.failed.get(request.request_id)) is not None:
+                outcomes.append(self._fail(request, EngineError(reason)))
+                continue
+            if request.request_id in result.postponed:
+                self._postpone(row, request)
+                continue
             scores = None if row.scoring is None else next(next_scored)
             token = None if row.sampling is None else next(next_sampled)
             if scores is not None or token is not None or request.is_complete:
@@ -139,14 +145,22 @@ class Scheduler:
         """
         while not self.kv.extend(request, request.num_tokens):
             victim = self.running[-1]
-            self._preempt(victim)
+            self._put_back(victim)
             step.num_preempted += 1
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, request: Request) -> None:
-        self.running.pop()
+    def _postpone(self, row: PlanRow, request: Request) -> None:
+        """Undo what scheduling this row noted: it has not been computed, and what it shares neither."""
+        if row.scoring is not None:
+            request.num_scored_tokens = row.scoring.targets.start
+        self.kv.forget(request)
+        self._put_back(request)
+
+    def _put_back(self, request: Request) -> None:
+        """Let a running request wait again, to be computed anew."""
+        _remove(self.running, request)
         self.kv.free(request)
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
@@ -222,9 +236,7 @@ class Scheduler:
 
     def _take_in(self, request: Request, token: SampledRow | None, scores: ScoredRow | None) -> Outcome:
         if (error := _error_of(request, token, scores)) is not None:
-            self.kv.forget(request)
-            self.finish(request)
-            return Outcome(request, error=error)
+            return self._fail(request, error)
         if token is not None:
             request.token_ids.append(token.token_id)
         reason = None
@@ -241,6 +253,11 @@ class Scheduler:
             prompt_logprobs=() if scores is None else scores.logprobs,
             finish_reason=reason,
         )
+
+    def _fail(self, request: Request, error: EngineError) -> Outcome:
+        self.kv.forget(request)
+        self.finish(request)
+        return Outcome(request, error=error)
 
 
 def _scoring(request: Request, end: int) -> PromptScoring | None:
@@ -267,7 +284,13 @@ def _guide(request: Request, result: SampledRow) -> EngineError | None:
     if constraint is None or grammar is None:
         return None if result.error is None else EngineError(result.error)
     if result.error is None:
-        constraint.accept(result.token_id)
+        try:
+            constraint.accept(result.token_id)
+        except BaseException as fault:
+            if not is_fault(fault):
+                raise
+            logger.exception("the grammar of request %d failed", request.request_id)
+            return EngineError(f"{grammar.param} can guide the output no further; the server's log says more")
     error = constraint.error
     if error is None and result.error is not None:
         error = "no token is left that may come next, beside logit_bias, allowed_token_ids and min_tokens"

@@ -14,11 +14,12 @@ from server.metrics import describe_metrics
 def settings_table() -> str:
     """Every setting, a table for each section."""
     parts = []
-    for section in dict.fromkeys(setting.section for setting in describe()):
+    settings = [setting for setting in describe() if not setting.hidden]
+    for section in dict.fromkeys(setting.section for setting in settings):
         title, description = section_title(section)
         rows = [
             (f"`{setting.flag}`", setting.kind.replace("|", ", "), _default(setting.default), setting.doc)
-            for setting in describe()
+            for setting in settings
             if setting.section is section
         ]
         parts.append(f"**{title}**: {description}\n\n{_table(('Flag', 'Value', 'Default', 'Meaning'), rows)}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from config.schema import SchedulerConfig
 from engine.core import EngineCore, ModelInfo
+from engine.isolation import IsolatingRunner
 from engine.kv.blocks import BlockPool
 from engine.kv.manager import KVCacheManager
 from engine.messages import Submit
@@ -53,6 +54,10 @@ class FakeRunner:
     num_blocks: int
     poisoned: set[int] = field(default_factory=set)
     """Requests whose rows fail."""
+    broken: set[int] = field(default_factory=set)
+    """Requests whose rows make their whole step raise."""
+    num_glitches: int = 0
+    """Steps to come that raise, whoever is in them."""
     plans: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -60,6 +65,9 @@ class FakeRunner:
 
     def launch(self, plan: StepPlan) -> FakeRunner:
         self.plans.append(plan)
+        if self.num_glitches:
+            self.num_glitches -= 1
+            raise MemoryError("a glitch")
         return self
 
     def collect(self) -> StepResult:
@@ -67,7 +75,9 @@ class FakeRunner:
         for row in rows:  # all writes come before all reads, as in each layer of the model
             for i, token in enumerate(row.token_ids):
                 block, offset = divmod(row.start + i, self.block_size)
-                self.cache[row.block_ids[block]][offset] = token
+                self.cache[row.block_ids[block]][offset] = -2 if row.request_id in self.broken else token
+        if not self.broken.isdisjoint(row.request_id for row in rows):
+            raise ValueError("a step with a broken row")
         return StepResult(
             tuple(self._sample(row) for row in rows if row.sampling is not None),
             tuple(self._score(row) for row in rows if row.scoring is not None),
@@ -135,7 +145,8 @@ def make_core(
     runner = FakeRunner(block_size, num_blocks)
     info = make_info(max_model_len=num_blocks * block_size, block_size=block_size, num_blocks=num_blocks)
     ticks = iter(range(10**9))
-    core = EngineCore(Scheduler(config, kv), runner, info, clock or (lambda: float(next(ticks))))
+    isolating = IsolatingRunner(runner, block_size)
+    core = EngineCore(Scheduler(config, kv), isolating, info, clock or (lambda: float(next(ticks))))
     return core, runner
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, RequestError
+from engine.errors import EngineError, ModelError, RequestError, is_fault
 from engine.text.pieces import Pieces
 
 Message = Mapping[str, Any]
@@ -80,13 +81,15 @@ class Tokenizer:
         _check_unicode(text, param="prompt")
         # A batch of one, since `encode` keeps the interpreter to itself while it works (tokenizers 0.23), and works
         # out offsets that nobody asks for.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with _no_panics():
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text, spaces and all (no `clean_up_tokenization_spaces`). Ids past the vocabulary have no text."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with _no_panics():
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def to_json(self) -> str:
@@ -169,6 +172,19 @@ class Tokenizer:
             message = f"The model's chat template cannot render these messages: {error}"
             raise RequestError(message, param="messages", code="invalid_value") from error
         return text
+
+
+@contextmanager
+def _no_panics() -> Iterator[None]:
+    """Turn a panic of the Rust tokenizer, which is no Exception, into an error of the one request."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise EngineError("the tokenizer failed on this text") from error
 
 
 @cache

@@ -11,11 +11,11 @@ import torch
 
 from config.schema import EngineConfig
 from engine.build import build_engine
-from engine.core import EngineCore, ModelInfo, PendingStep, Runner
+from engine.core import EngineCore, ModelInfo
 from engine.messages import Failed, Finished, Submit, TokensOut
 from engine.model.resolve import resolve_model
 from engine.params import SamplingParams
-from engine.plan import StepPlan
+from engine.plan import PendingStep, Runner, StepPlan
 from engine.progress import Progress
 from engine.static import StaticRequest, StaticRun, generate_in_waves, load_plain_model
 from engine.text.tokenizer import Tokenizer

@@ -6,14 +6,23 @@ import re
 from dataclasses import fields
 
 from config.describe import assemble, describe, section_title
-from config.schema import AccessConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig, Settings
+from config.schema import (
+    AccessConfig,
+    CacheConfig,
+    EngineConfig,
+    FaultConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    Settings,
+)
 from config.toml import PRESET_DIR, read_toml
 
 BY_NAME = {setting.name: setting for setting in describe()}
 
 
 def test_every_field_is_a_setting_in_the_order_of_the_schema() -> None:
-    sections = (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig, AccessConfig)
+    sections = (ModelConfig, CacheConfig, SchedulerConfig, FaultConfig, ServerConfig, AccessConfig)
     assert [setting.name for setting in describe()] == [field.name for class_ in sections for field in fields(class_)]
 
 

@@ -137,6 +137,18 @@ class EngineMachine(RuleBasedStateMachine):
             self.expected[request_id].poisoned = True
         self.runner.poisoned.add(request_id)
 
+    @rule(request_id=consumes(requests))
+    def break_(self, request_id: int) -> None:
+        """Each step with this request in it raises from now on."""
+        if not self.expected[request_id].ended:
+            self.expected[request_id].poisoned = True
+        self.runner.broken.add(request_id)
+
+    @rule()
+    def glitch(self) -> None:
+        """One step raises. Nobody fails of it, unless alone in that step."""
+        self.runner.num_glitches = 1
+
     @rule()
     def abort_unknown(self) -> None:
         self.core.abort(Abort(10**6))
@@ -149,8 +161,13 @@ class EngineMachine(RuleBasedStateMachine):
                 self.step()
 
     def step(self) -> None:
+        first = len(self.runner.plans)
         report = self.core.step()
-        plan = self.runner.plans[-1]
+        plan, *parts = self.runner.plans[first:]
+        if parts:
+            note("a step was computed in parts")
+            if len(plan.rows) == 1:
+                self.expected[plan.rows[0].request_id].poisoned = True  # broken, or met by a glitch
         assert plan.rows, "a step with work computed nothing"
         assert all(row.token_ids for row in plan.rows)
         assert len({row.request_id for row in plan.rows}) == len(plan.rows)

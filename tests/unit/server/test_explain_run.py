@@ -9,7 +9,7 @@ from engine.errors import ConfigError, EngineError
 from server.explain.jobs import DEFAULT_PROMPTS, make_jobs
 from server.explain.run import compare, run_continuous
 from tests import factories_explain
-from tests.factories import FakeRunner, expected_output, make_core
+from tests.factories import expected_output, make_core
 from tests.factories_text import byte_level
 
 
@@ -39,15 +39,16 @@ def test_plans_are_kept_as_they_were() -> None:
 
 
 def test_the_engine_gets_its_runner_back() -> None:
-    core, runner = make_core()
+    core, _ = make_core()
+    runner = core.runner
     run_continuous(core, factories_explain.make_jobs((3,), (2,)), ignore)
     assert core.runner is runner
 
 
 def test_a_request_that_fails_is_told() -> None:
-    core, runner = make_core()
-    assert isinstance(runner, FakeRunner)
-    runner.poisoned.add(0)
+    core, fake = make_core()
+    runner = core.runner
+    fake.poisoned.add(0)
     with pytest.raises(EngineError, match="not finite"):
         run_continuous(core, factories_explain.make_jobs((3,), (2,)), ignore)
     assert core.runner is runner

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.errors import ModelError, RequestError
+from engine.errors import EngineError, ModelError, RequestError
 from engine.text.tokenizer import Tokenizer
 from tests import factories_text as make
 
@@ -273,3 +273,17 @@ def test_other_threads_run_while_one_encodes():
         turns += 1
     # Were the interpreter held, this thread would have had a turn or two: as it starts, and when it has ended.
     assert turns > 10
+
+
+def test_a_panic_of_the_rust_tokenizer_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panicking:
+        def encode_batch_fast(self, *_: object, **__: object) -> None:
+            raise type("PanicException", (BaseException,), {})("index out of bounds")
+
+        decode = encode_batch_fast
+
+    tokenizer = Tokenizer(make.hf_byte_level())
+    monkeypatch.setattr(tokenizer, "_backend", Panicking())
+    for call in (lambda: tokenizer.encode("x"), lambda: tokenizer.decode([1])):
+        with pytest.raises(EngineError, match="the tokenizer failed on this text"):
+            call()
