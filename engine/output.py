@@ -84,18 +84,19 @@ class RequestOutput:
             else:
                 end = event
         token_ids = tuple(chain.from_iterable(event.token_ids for event in news))
-        self._num_output_tokens += len(token_ids)
-        text = self._feed(token_ids, end)
+        text, num_used = self._feed(token_ids, end)
+        is_last_used = num_used == len(token_ids)
+        self._num_output_tokens += num_used
         finish_reason, stop_reason = self._ending(end)
         return Chunk(
             text=text,
-            token_ids=token_ids,
+            token_ids=token_ids[:num_used],
             usage=Usage(len(self._request.prompt_token_ids), self._num_cached_tokens, self._num_output_tokens),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            logprobs=tuple(chain.from_iterable(event.logprobs for event in news)),
+            logprobs=tuple(chain.from_iterable(event.logprobs for event in news))[:num_used],
             prompt_logprobs=tuple(chain.from_iterable(event.prompt_logprobs for event in news)),
-            hides_last_token=self._hides_last(end),
+            hides_last_token=is_last_used and self._hides_last(end),
         )
 
     def _ending(self, end: Finished | None) -> tuple[FinishReason | None, str | int | None]:
@@ -112,16 +113,20 @@ class RequestOutput:
         has_stop_token = end is not None and end.stop_token_id is not None
         return has_stop_token and not self._request.params.include_stop_str_in_output
 
-    def _feed(self, token_ids: tuple[int, ...], end: Finished | None) -> str:
-        """The text that these tokens complete, without what may yet turn out to begin a stop string."""
-        free, token_ids = token_ids[: self._num_unstoppable], token_ids[self._num_unstoppable :]
-        self._num_unstoppable -= len(free)
-        return self._detokenizer.feed(free) + self._feed_stoppable(token_ids, end)
+    def _feed(self, token_ids: tuple[int, ...], end: Finished | None) -> tuple[str, int]:
+        """The text that these tokens complete, without what may yet turn out to begin a stop string.
 
-    def _feed_stoppable(self, token_ids: tuple[int, ...], end: Finished | None) -> str:
-        if end is None:
-            return self._matcher.feed(self._detokenizer.feed(token_ids))
-        if self._hides_last(end):
-            token_ids = token_ids[:-1]
-        rest = self._detokenizer.feed(token_ids) + self._detokenizer.flush()
-        return self._matcher.feed(rest) + self._matcher.flush()
+        And how many of them were needed: what comes behind a stop string is as if it had never been made, however many
+        tokens a slow reader takes at once.
+        """
+        num_free = min(self._num_unstoppable, len(token_ids))
+        self._num_unstoppable -= num_free
+        texts = [self._detokenizer.feed(token_ids[:num_free])]
+        num_shown = len(token_ids) - self._hides_last(end)
+        for i in range(num_free, num_shown):
+            texts.append(self._matcher.feed(self._detokenizer.feed(token_ids[i : i + 1])))
+            if self._matcher.matched is not None:
+                return "".join(texts), i + 1
+        if end is not None:
+            texts += (self._matcher.feed(self._detokenizer.flush()), self._matcher.flush())
+        return "".join(texts), len(token_ids)

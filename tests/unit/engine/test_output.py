@@ -83,6 +83,16 @@ def test_min_tokens_within_one_piece():
     assert (chunk.text, chunk.stop_reason) == ("ABC", "B")
 
 
+def test_what_comes_behind_a_stop_string_is_as_if_never_made():
+    scores = tuple(TokenLogprobs(token_id, -1.0, 1) for token_id in (A, B, C, D))
+    events = [TokensOut(7, (score.token_id,), 1, (score,)) for score in scores]
+    output = make_output(stop=("B",), stop_token_ids=(D,), logprobs=0)
+    chunk = output.take([*events, end(FinishReason.STOP, stop_token_id=D)])
+    assert (chunk.text, chunk.token_ids, chunk.logprobs) == ("A", (A, B), scores[:2])
+    assert (chunk.stop_reason, chunk.hides_last_token) == ("B", False)
+    assert chunk.usage.num_output_tokens == 2
+
+
 @pytest.mark.parametrize(("skip", "text"), [(True, "AB"), (False, f"A{chr(65 + SPECIAL)}B")])
 def test_special_tokens_are_skipped_unless_asked_for(skip: bool, text: str):
     assert make_output(skip_special_tokens=skip).take([tokens(A, SPECIAL, B)]).text == text
