@@ -59,7 +59,7 @@ _salts = itertools.count()
 
 @dataclass
 class Served:
-    """One model, its clients by parsers, and the thread whose event loop they live on."""
+    """One model, its clients by (tool parser, reasoning parser), and the thread whose event loop they live on."""
 
     portal: BlockingPortal
     engine: AsyncEngine
@@ -244,8 +244,7 @@ CHATS = bodies(
     bias=st.integers(0, 8),
     pieces=st.lists(st.sampled_from(PIECES), max_size=6),
     is_thinking=st.booleans(),
-    tool_parser=st.sampled_from(PARSERS),
-    reasoning_parser=st.sampled_from(["none", "think"]),
+    parsers=st.tuples(st.sampled_from(PARSERS), st.sampled_from(["none", "think"])),
 )
 def test_a_streamed_chat_is_the_full_one(
     served: Served,
@@ -253,11 +252,10 @@ def test_a_streamed_chat_is_the_full_one(
     bias: int,
     pieces: list[str],
     is_thinking: bool,
-    tool_parser: str,
-    reasoning_parser: str,
+    parsers: tuple[str, str],
 ) -> None:
     body = with_ends(served, body, bias)
     body["logit_bias"] |= {str(token_id): 6 for token_id in served.ids(*pieces)}  # about as likely as all else
     if is_thinking:
         body |= THINKING
-    assert_same(served, "/v1/chat/completions", body, (tool_parser, reasoning_parser))
+    assert_same(served, "/v1/chat/completions", body, parsers)
