@@ -107,6 +107,16 @@ class ServerConfig:
     port: int = field(default=8000, metadata={"at_least": 0, "at_most": 65535})
     """Port to listen on; 0 takes a free one."""
 
+    header_timeout: int = field(default=20, metadata={"at_least": 1})
+    """Seconds within which a request's headers must have come."""
+
+    body_timeout: int = field(default=60, metadata={"at_least": 1})
+    """Seconds that are spent waiting for a request's body."""
+
+    max_connections: int | None = field(default=None, metadata={"at_least": 1})
+    """Most open connections: with one more, that which has been idle longest is closed. By default what the limit of \
+    open files (`ulimit -n`) allows."""
+
     reasoning_parser: ReasoningParser = "none"
     """How the model writes its thoughts. `think`: in `<think>` tags; chats then have them in `reasoning_content`."""
 

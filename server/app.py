@@ -17,7 +17,7 @@ from server.auth import RequireKey, load_keys
 from server.errors import routing_error
 from server.metrics import CountResponses, Metrics
 from server.metrics import router as metrics_router
-from server.middleware import AnswerErrors, LimitBody, RequestId
+from server.middleware import AnswerErrors, LimitBody, RequestId, TimeBody
 from server.openapi import openapi_of
 from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
 from server.routes import chat, completions, models, status, tokenize
@@ -66,6 +66,7 @@ def create_app(
 def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: Metrics) -> None:
     """Put the middleware around the routes. Each goes around those before it: `middleware` shows the whole."""
     origins = allowed_origins(settings.access)
+    app.add_middleware(TimeBody, timeout_s=settings.server.body_timeout)
     app.add_middleware(LimitBody)
     if keys:
         app.add_middleware(RequireKey, keys=keys)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import jiter
 from fastapi import Request
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
 from engine.errors import RequestError
 from server.protocol.base import ApiModel
 from server.unsupported import refuse_unsupported
+
+_SHOWN_LEN = 200
+"""Characters of the parser's words that are said."""
 
 _Model = TypeVar("_Model", bound=ApiModel)
 
@@ -29,11 +33,18 @@ async def read_body(request: Request, model: type[_Model]) -> _Model:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; not NaN or Infinity, lone surrogates, or bytes that are not UTF-8, which strict JSON has not."""
+    """A JSON object; not NaN or Infinity, lone surrogates, or bytes that are not UTF-8, which strict JSON has not.
+
+    Nor a name twice: two readers (a proxy that checks, a server that acts) would take two different values for it.
+    The parser's own bounds are 200 levels of nesting and 4300 digits in a number.
+    """
     try:
-        value = from_json(body, allow_inf_nan=False)
+        value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        text = str(error)
+        if len(text) > _SHOWN_LEN:  # it has a name of the client's in it
+            text = f"{text[: _SHOWN_LEN - 50]} ... {text[-45:]}"
+        raise RequestError(f"the body is not valid JSON: {text}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {_json_type(value)}", code="invalid_json")
     return value

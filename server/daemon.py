@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from config.schema import ModelConfig, Settings
+from server.connections import connection_class
 from server.gate import Gate
 from server.logs import quiet_transformers
 from server.tls import tls_options
@@ -111,6 +112,8 @@ class _Daemon:
         grace_s = settings.server.shutdown_timeout
         config = uvicorn.Config(
             self._gate,
+            http=connection_class(settings.server),
+            ws="none",
             lifespan="off",  # the application has one, but it comes later
             log_config=None,
             server_header=False,

@@ -44,6 +44,10 @@ class ModelNotFound(ServerRefusal):
     """Another model was asked for than the one that is served."""
 
 
+class BodyTooSlow(ServerRefusal):
+    """The body takes longer to come than the limit."""
+
+
 class BodyTooLarge(ServerRefusal):
     """The body is longer than the limit."""
 
@@ -67,6 +71,7 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
     Unauthorized: Row(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Row(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
+    BodyTooSlow: Row(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),
     Overloaded: Row(503, "service_unavailable", "overloaded"),
@@ -137,6 +142,8 @@ def _headers(error: Exception) -> dict[str, str] | None:
         return {"Retry-After": str(math.ceil(error.retry_after_s))}
     if isinstance(error, EngineDead):
         return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
+    if isinstance(error, BodyTooSlow | BodyTooLarge):
+        return {"Connection": "close"}  # the rest of the body is not wanted
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     return None

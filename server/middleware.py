@@ -2,11 +2,12 @@
 
 Outermost first (those of other modules in brackets; CORS only if other origins are allowed, keys if there are any):
 (CountResponses) > RequestId > (CORSMiddleware) > AnswerErrors > (RequireKnownHost > RequireKnownOrigin, of origins)
-> (RequireKey, of auth) > LimitBody > the routes
+> (RequireKey, of auth) > LimitBody > TimeBody > the routes
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTooLarge, to_api_error
+from server.errors import BodyTooLarge, BodyTooSlow, to_api_error
 from server.limits import MAX_BODY_BYTES, MAX_REQUEST_ID_LEN
 
 _HEADER = "X-Request-Id"
@@ -109,3 +110,35 @@ class LimitBody:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body has more than {self._max_bytes} bytes, which is the most that is read")
+
+
+class TimeBody:
+    """Refuses bodies that do not come. What counts is the time spent waiting: not that in which nobody reads."""
+
+    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        left_s = self._timeout_s
+        is_whole = False
+
+        async def timed_receive() -> Message:
+            nonlocal left_s, is_whole
+            if is_whole:  # what comes now is the client's leaving, which may take as long as the answer does
+                return await receive()
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            try:
+                async with asyncio.timeout(left_s):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTooSlow(f"the body did not come within {self._timeout_s:g} s") from None
+            left_s -= loop.time() - began_s
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, timed_receive, send)

@@ -30,6 +30,8 @@ from server.protocol.completions import CompletionRequest
         (b'{"a":' + b"[" * 100_000, "recursion limit"),
         (b'{"a":' + b"9" * 100_000 + b"}", "out of range"),
         ('{"a": 1}'.encode("utf-16"), "line 1"),
+        (b'{"a": 1, "a": 1}', 'duplicate key "a"'),
+        (b'{"a": {"b": 1, "c": 2, "\\u0062": 3}}', 'duplicate key "b"'),
     ],
 )
 def test_what_is_not_json_says_where(body: bytes, says: str) -> None:
@@ -37,6 +39,13 @@ def test_what_is_not_json_says_where(body: bytes, says: str) -> None:
         parse_object(body)
     assert says in str(caught.value)
     assert caught.value.code == "invalid_json"
+
+
+def test_a_name_that_is_there_twice_is_not_said_back_whole() -> None:
+    name = b'"' + b"a" * 100_000 + b'"'
+    with pytest.raises(RequestError, match="duplicate key") as caught:
+        parse_object(b"{%s: 1, %s: 2}" % (name, name))
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
