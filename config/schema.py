@@ -82,6 +82,9 @@ class CacheConfig:
     prefix_caching: bool = True
     """Keep finished prompts' blocks, and reuse them for requests that begin alike."""
 
+    prefix_cache_per_key: bool = False
+    """Reuse them for the same API key only: how soon an answer begins then tells nobody what others have sent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:

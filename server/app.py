@@ -20,7 +20,7 @@ from server.metrics import router as metrics_router
 from server.middleware import AnswerErrors, LimitBody, RequestId, TimeBody
 from server.openapi import openapi_of
 from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
-from server.routes import chat, completions, models, status, tokenize
+from server.routes import chat, completions, docs, models, status, tokenize
 from server.serving import Serving
 from server.watchdog import Watchdog
 
@@ -51,6 +51,7 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         lifespan=_lifespan_of(metrics),
+        docs_url=None,  # ours: routes.docs
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: _on_routing_error},
@@ -58,6 +59,7 @@ def create_app(
     for make_router in (completions.router, chat.router, tokenize.router, models.router, status.router):
         app.include_router(make_router(serving))
     app.include_router(metrics_router(metrics), tags=["Status"])
+    app.include_router(docs.router())
     app.openapi = openapi_of(app, needs_key=bool(keys))  # type: ignore[method-assign]
     _surround(app, settings, keys, metrics)
     return app

@@ -35,6 +35,15 @@ ENGINE_DIED = 1
 """Exit status when the engine has ended by a fault: a supervisor starts the process again."""
 
 
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+]
+"""On every answer: browsers take it for what it says it is, and show it in no page of others."""
+
+
 class BindError(Exception):
     """The address cannot be listened on. `hint` says what would work."""
 
@@ -117,6 +126,7 @@ class _Daemon:
             lifespan="off",  # the application has one, but it comes later
             log_config=None,
             server_header=False,
+            headers=_HEADERS,
             timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close
             timeout_graceful_shutdown=grace_s + OVERTIME_S,
             **tls_options(settings.access),

@@ -17,5 +17,8 @@ MAX_CACHE_SALT_LEN = 1024
 MAX_TEMPLATE_VALUE_LEN = 1024
 """Longest text given to a chat template's switch, in characters."""
 
+MAX_TEMPLATE_S = 2.0
+"""Longest that a chat template may work on one conversation. Ten thousand messages take a tenth of it."""
+
 MAX_REQUEST_ID_LEN = 128
 """Longest `X-Request-Id` that is taken over from a client, in characters."""

@@ -2,6 +2,7 @@
 
 A millisecond of tokenising for each 4000 characters is a millisecond in which no stream gets its token, so long texts
 go to a worker thread (the tokenizer lets the interpreter go on meanwhile). One at a time: the cores are the engine's.
+Chat templates always do, since they are programs: one that does not come to its end is interrupted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import anyio.to_thread
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 from server.chat.conversation import Conversation
+from server.interruptible import run_interruptible
+from server.limits import MAX_TEMPLATE_S
 
 LONG_TEXT_LEN = 8_000
 """What has this many characters, or more, goes to the worker thread."""
 
-LONG_CHAT_LEN = 50
-"""Chats of this many messages, or more, do so too: templates are interpreted."""
+_NUM_TEMPLATES = 4
+"""Templates that are rendered at once. They take turns with the interpreter, but a slow one keeps no other waiting."""
 
 _CHARS_PER_TOKEN = 16
 """No language has as many on average: a text this many times longer than the context is probably too long for it."""
@@ -29,13 +32,14 @@ _T = TypeVar("_T")
 
 
 class PromptEncoder:
-    """Makes prompts for one model. Event loop only; works in at most one other thread."""
+    """Makes prompts for one model. Event loop only; works in a few other threads."""
 
     def __init__(self, tokenizer: Tokenizer, *, max_model_len: int | None) -> None:
         """`max_model_len`: what is far longer is refused early; None takes texts of any length."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._worker = anyio.CapacityLimiter(1)
+        self._templates = anyio.CapacityLimiter(_NUM_TEMPLATES)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """The token ids of each text. Raises RequestError for one that is not Unicode or far too long."""
@@ -44,8 +48,15 @@ class PromptEncoder:
 
     async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a conversation, as its template writes it. Raises RequestError, also in its words."""
-        is_long = len(conversation.messages) >= LONG_CHAT_LEN or conversation.num_chars >= LONG_TEXT_LEN
-        return await self._run(is_long, lambda: self._encode(conversation.render(self._tokenizer), add_special_tokens))
+        try:
+            text = await run_interruptible(
+                lambda: conversation.render(self._tokenizer), timeout_s=MAX_TEMPLATE_S, limiter=self._templates
+            )
+        except TimeoutError:
+            raise RequestError(
+                f"the model's chat template takes longer than {MAX_TEMPLATE_S:g} s for these messages", param="messages"
+            ) from None
+        return (await self.encode([text], add_special_tokens=add_special_tokens))[0]
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens too."""

@@ -31,6 +31,8 @@ class Serving:
     transformers_version: str
     started_s: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+    prefix_cache_per_key: bool = False
+    """What one API key has sent is not reused for another."""
 
     @classmethod
     def make(cls, settings: Settings, engine: AsyncEngine, watchdog: Watchdog) -> Serving:
@@ -50,7 +52,16 @@ class Serving:
         )
         fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
         dialect = Dialect.of(settings.server, engine.tokenizer)
-        return cls(engine, watchdog, root, Converter(engine, dialect), fingerprint, torch, transformers)
+        return cls(
+            engine,
+            watchdog,
+            root,
+            Converter(engine, dialect),
+            fingerprint,
+            torch,
+            transformers,
+            prefix_cache_per_key=settings.engine.cache.prefix_cache_per_key,
+        )
 
     @property
     def model(self) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from engine.errors import EngineError, ModelError, RequestError, is_fault
 from engine.text.pieces import Pieces
+from engine.text.template import bound_output
 
 Message = Mapping[str, Any]
 """A chat message: `role`, `content` (a string, a list of text parts, or None), and what else the template knows."""
@@ -165,6 +166,7 @@ class Tokenizer:
         from jinja2 import TemplateError
 
         try:
+            bound_output(self._hf.get_chat_template(tools=options["tools"]))  # there may be several
             text: str = self._hf.apply_chat_template(messages, tokenize=False, **options)
         except TemplateError as error:  # the template's raise_exception() too
             raise RequestError(str(error), param="messages", code="invalid_value") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -19,12 +20,17 @@ from server.sse import event_stream
 async def answer(request: Request, serving: Serving, body: GenerationRequest, work: Work, shape: Shape) -> Response:
     """Generate, and answer in the shape of the route. A client that leaves ends the generation."""
     rendered = Answer(shape, work, serving.engine.tokenizer, model=serving.model, fingerprint=serving.fingerprint)
-    chunks = run_choices(serving.engine, work)
+    chunks = run_choices(serving.engine, _salted(work, request) if serving.prefix_cache_per_key else work)
     if body.stream:
         return await event_stream(request, rendered.stream(chunks, _usage_reports(body.stream_options)))
     full = asyncio.create_task(rendered.full(chunks))
     await while_connected(request.receive, full)
     return JSONResponse(full.result())
+
+
+def _salted(work: Work, request: Request) -> Work:
+    """With the key in the salt of the prefix cache, beside the client's own; without keys all are one."""
+    return replace(work, cache_salt=f"{getattr(request.state, 'key_id', '')}/{work.cache_salt}")
 
 
 def _usage_reports(options: StreamOptions | None) -> UsageReports:

@@ -162,7 +162,10 @@ def test_the_port_answers_while_the_model_loads_and_serves_when_it_is_there(star
         assert answer.headers["retry-after"] == "5"
     process.tell("load")
     process.read_until("Ready: fake at http://127.0.0.1:")
-    assert process.client.get("/ready").text == "hello"
+    ready = process.client.get("/ready")
+    assert ready.text == "hello"
+    assert ready.headers["x-content-type-options"] == "nosniff"
+    assert ready.headers["x-frame-options"] == "DENY"
     process.popen.send_signal(signal.SIGTERM)
     status, said = process.end()
     assert status == 0

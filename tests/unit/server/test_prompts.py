@@ -10,7 +10,7 @@ import pytest
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 from server.chat.conversation import Conversation
-from server.prompts import LONG_CHAT_LEN, LONG_TEXT_LEN, PromptEncoder
+from server.prompts import LONG_TEXT_LEN, PromptEncoder
 from tests.factories_engine import FakeTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -49,19 +49,41 @@ async def test_many_short_texts_are_together_a_long_one() -> None:
     assert threading.get_ident() not in tokenizer.threads
 
 
-@pytest.mark.parametrize(
-    ("messages", "is_here"),
-    [
-        ([{"role": "user", "content": [{"text": "x"}]}], True),
-        ([{"role": "assistant"}], True),
-        ([{"role": "user", "content": [{"text": "x" * (LONG_TEXT_LEN // 2)}] * 2}], False),
-        ([{"role": "user", "content": [{"text": "x"}]}] * LONG_CHAT_LEN, False),
-    ],
-)
-async def test_a_chat_is_rendered_elsewhere_if_it_is_long(messages: list[dict[str, Any]], is_here: bool) -> None:
-    encoder, tokenizer = make()
-    await encoder.encode_chat(Conversation(messages), add_special_tokens=False)
-    assert [thread == threading.get_ident() for thread in tokenizer.threads] == [is_here]
+async def test_chats_are_rendered_elsewhere_and_encoded_here_unless_they_are_long() -> None:
+    rendered_in: list[int] = []
+
+    class Rendering(WatchedTokenizer):
+        def render_chat(self, *args: Any, **kwargs: Any) -> str:
+            rendered_in.append(threading.get_ident())
+            return super().render_chat(*args, **kwargs)
+
+    tokenizer = Rendering()
+    encoder = PromptEncoder(cast(Tokenizer, tokenizer), max_model_len=1_000_000)
+    here = threading.get_ident()
+    for length, is_encoded_here in ((1, True), (LONG_TEXT_LEN, False)):
+        message = {"role": "user", "content": [{"text": "x" * length}]}
+        await encoder.encode_chat(Conversation([message]), add_special_tokens=False)
+        assert rendered_in.pop() != here
+        assert (tokenizer.threads.pop() == here) == is_encoded_here
+
+
+async def test_a_template_that_does_not_end_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.prompts.MAX_TEMPLATE_S", 0.1)
+    ended = threading.Event()
+
+    class Endless(FakeTokenizer):
+        def render_chat(self, *args: Any, **kwargs: Any) -> str:
+            try:
+                while True:
+                    pass
+            finally:
+                ended.set()
+
+    encoder = PromptEncoder(cast(Tokenizer, Endless()), max_model_len=100)
+    with pytest.raises(RequestError, match=r"longer than 0.1 s") as caught:
+        await encoder.encode_chat(Conversation([{"role": "user"}]), add_special_tokens=False)
+    assert caught.value.param == "messages"
+    assert ended.wait(10)
 
 
 async def test_of_a_text_that_is_far_too_long_only_the_beginning_is_read() -> None:
