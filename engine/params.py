@@ -20,6 +20,16 @@ MIN_TEMPERATURE = 1e-5  # below it, logits / temperature overflows: such a reque
 
 
 @dataclass(frozen=True, slots=True)
+class FreePrefix:
+    """Text of any kind that comes before what a grammar describes, up to the first `end`: a model's thoughts, say."""
+
+    end: str
+    begin: str = ""
+    """What it begins with; the output may then do without such text. "": the output is in the midst of it from its
+    first token on, since the prompt has begun it, and cannot end before `end` has come."""
+
+
+@dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """What an output must be, as its author wrote it. Whether it can be compiled is found out later (`engine.grammar`).
 
@@ -32,6 +42,8 @@ class GrammarSpec:
     one of which the output is; a grammar in llguidance's Lark; what `calls` makes. For json_object nothing."""
     param: str = field(default="grammar", compare=False)
     """The field of the request that it came in: what errors name."""
+    prefix: FreePrefix | None = None
+    """What may come before: the grammar describes the rest."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, param: str = "grammar") -> GrammarSpec:

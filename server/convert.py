@@ -22,10 +22,11 @@ from server.chat.conversation import Conversation
 from server.chat.dialect import Dialect, offered_tools
 from server.chat.messages import to_template
 from server.chat.reader import Reading
-from server.chat.tools.forced import FORCED_FORMAT, forced_functions, grammar_of_calls
+from server.chat.reasoning import thoughts_before_form
+from server.chat.tools.forced import forced_functions, grammar_of_calls
 from server.errors import ModelNotFound
 from server.prompts import PromptEncoder
-from server.protocol.chat import ChatCompletionRequest, ChatMessage, FunctionDefinition
+from server.protocol.chat import ChatCompletionRequest, ChatMessage
 from server.protocol.completions import CompletionRequest, Prompt
 from server.protocol.generation import GenerationRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -132,25 +133,11 @@ class Converter:
                 self._dialect.conversation(_conversation(body, body.messages, offered_tools(body))),
                 add_special_tokens=_given(body.add_special_tokens, False),
             )
-            reading = self._reading(body, prompt, forced, params)
-            if reading and reading.tool_format and reading.tool_format.has_special_marks:
-                params = replace(params, skip_special_tokens=False)
+            has_form = params.grammar is not None
+            reading = self._dialect.reading(body, prompt, self._engine.tokenizer, has_form=has_form)
+            params = _fit_to_reading(params, reading)
             work = self._fill(work, self._truncated([prompt], body, params), params)
             return replace(work, reading=reading)
-
-    def _reading(
-        self,
-        body: ChatCompletionRequest,
-        prompt: Sequence[int],
-        forced: Sequence[FunctionDefinition],
-        params: SamplingParams,
-    ) -> Reading | None:
-        """How the answers are to be read."""
-        if forced:
-            return Reading(tool_format=FORCED_FORMAT, tool_names=frozenset(function.name for function in forced))
-        if params.grammar is not None:  # what it holds the text to has neither thoughts nor calls in it
-            return None
-        return self._dialect.reading(body, prompt, self._engine.tokenizer)
 
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The tokens of a text or a conversation, however many. Raises RequestError or ModelNotFound."""
@@ -303,6 +290,18 @@ def _sampling_params(body: GenerationRequest, max_tokens: int | None, reports: R
         prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
         **given,
     )
+
+
+def _fit_to_reading(params: SamplingParams, reading: Reading | None) -> SamplingParams:
+    """The same, so that what is to be read is in the text, and a form is asked of what follows the thoughts only."""
+    if reading is None:
+        return params
+    if reading.tool_format is not None and reading.tool_format.has_special_marks:
+        params = replace(params, skip_special_tokens=False)
+    if params.grammar is not None and reading.thinks:
+        prefix = thoughts_before_form(is_thinking=reading.is_thinking)
+        params = replace(params, grammar=replace(params.grammar, prefix=prefix))
+    return params
 
 
 def _choice_seed(seed: int | None, choice: int) -> int | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError, Overloaded, RequestError
 from engine.grammar.matcher import LIMITS, CompiledGrammar, Vocabulary, compile_grammar, explain, source_of
+from engine.grammar.tags import with_tags_as_text
 from engine.grammar.trial import GrammarError, TrialProcess
 from engine.params import GrammarSpec
 
@@ -84,7 +85,7 @@ class GrammarCompiler:
 
         Raises Overloaded if too many others wait to be compiled. The future raises EngineError if the fault is ours.
         """
-        key = hashlib.sha256(f"{spec.kind}\0{spec.text}".encode()).digest()
+        key = hashlib.sha256(repr((spec.kind, spec.prefix, spec.text)).encode()).digest()
         with self._wake:
             entry = self._entries.get(key)
             if entry is None or not entry.is_usable:
@@ -148,7 +149,7 @@ class GrammarCompiler:
 
     def _start(self) -> None:
         """Start the trial process, and get the vocabulary ready beside it."""
-        tokenizer_json = self._tokenizer_json()
+        tokenizer_json = with_tags_as_text(self._tokenizer_json())
         self._trial = self._trial or TrialProcess(tokenizer_json, sorted(self._eos_token_ids), LIMITS)
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from engine.grammar.trial import GrammarError
-from engine.params import GrammarSpec
+from engine.params import FreePrefix, GrammarSpec
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -42,32 +42,57 @@ JSON_OPTIONS: JsonCompileOptions = {
     "json_allowed_escapes": 'nrbtf\\"',
 }
 
+_FORM = "form"
+"""What follows a prefix, for llguidance: a grammar of its own, so that its rules and lexemes stay its own."""
+
 _MAX_ERROR_LEN = 500
 
 
 def source_of(spec: GrammarSpec) -> str:
     """The grammar in llguidance's own format. Raises GrammarError if it is not even JSON, say."""
-    from llguidance import LLMatcher
-
     try:
-        match spec.kind:
-            case "json_object":
-                return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
-            case "json_schema":
-                _check_schema(spec.text)
-                return LLMatcher.grammar_from_json_schema(spec.text, overrides=JSON_OPTIONS)
-            case "regex":
-                return LLMatcher.grammar_from_regex(spec.text)
-            case "choice":
-                texts = " | ".join(json.dumps(text) for text in json.loads(spec.text))
-                return LLMatcher.grammar_from_lark(f"start: {texts}")
-            case "lark":
-                return LLMatcher.grammar_from_lark(spec.text)
-            case "calls":
-                _check_schema(spec.text)
-                return LLMatcher.grammar_from_lark(_calls_as_lark(**json.loads(spec.text)))
+        grammar = _grammar_of(spec)
     except (ValueError, RecursionError) as error:
         raise GrammarError(explain(str(error))) from error
+    grammars = [grammar] if spec.prefix is None else [_prefix_as_grammar(spec.prefix), grammar]
+    return json.dumps({"grammars": grammars})
+
+
+def _grammar_of(spec: GrammarSpec) -> dict[str, Any]:
+    """What follows the prefix, as a member of llguidance's list of grammars. Raises ValueError or RecursionError."""
+    from llguidance import LLMatcher
+
+    match spec.kind:
+        case "json_object":
+            return _only(LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS))
+        case "json_schema":
+            _check_schema(spec.text)
+            return _only(LLMatcher.grammar_from_json_schema(spec.text, overrides=JSON_OPTIONS))
+        case "regex":
+            return _only(LLMatcher.grammar_from_regex(spec.text))
+        case "choice":
+            return _lark("start: " + " | ".join(json.dumps(text) for text in json.loads(spec.text)))
+        case "lark":
+            return _lark(spec.text)
+        case "calls":
+            _check_schema(spec.text)
+            return _lark(_calls_as_lark(**json.loads(spec.text)))
+
+
+def _only(source: str) -> dict[str, Any]:
+    """The grammar of a source that llguidance has made."""
+    (grammar,) = json.loads(source)["grammars"]
+    return {**grammar, "name": _FORM}
+
+
+def _lark(text: str) -> dict[str, Any]:
+    return {"lark_grammar": text, "name": _FORM}
+
+
+def _prefix_as_grammar(prefix: FreePrefix) -> dict[str, Any]:
+    """Free text up to the first `end`, wherever it stands in a token, then the form."""
+    begin = f"({json.dumps(prefix.begin)} free)?" if prefix.begin else "free"
+    return {"lark_grammar": f"start: {begin} @{_FORM}\nfree[suffix={json.dumps(prefix.end)}]: /(?s:.*)/"}
 
 
 def _calls_as_lark(schemas: dict[str, dict[str, Any]], max_calls: int) -> str:

@@ -13,6 +13,7 @@ from server.chat.conversation import Conversation
 from server.chat.reader import Reading
 from server.chat.reasoning import opens_thoughts
 from server.chat.tools import FORMATS, detect
+from server.chat.tools.forced import FORCED_FORMAT, forced_functions
 from server.chat.tools.format import Format
 from server.chat.tools.instructions import with_instructions
 from server.protocol.chat import ChatCompletionRequest
@@ -40,10 +41,19 @@ class Dialect:
             tool_format = FORMATS.get(settings.tool_parser)  # not there: none
         return cls(settings.reasoning_parser == "think", tool_format, "tools" in tokenizer.chat_template)
 
-    def reading(self, body: ChatCompletionRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> Reading | None:
-        """How the answers to a request are to be read; None: as they are. `prompt`: its tokens."""
+    def reading(
+        self, body: ChatCompletionRequest, prompt: Sequence[int], tokenizer: Tokenizer, *, has_form: bool
+    ) -> Reading | None:
+        """How the answers to a request are to be read; None: as they are.
+
+        `prompt`: its tokens. `has_form`: what follows the thoughts is held to a grammar, and has no calls in it but
+        those that are forced.
+        """
+        tool_format = None if has_form else self.tool_format
         names = frozenset(tool["function"]["name"] for tool in offered_tools(body) or ())
-        if not (self.thinks or names):
+        if forced := forced_functions(body):
+            tool_format, names = FORCED_FORMAT, frozenset(function.name for function in forced)
+        if not (self.thinks or (names and tool_format)):
             return None
         is_thinking = self.thinks and opens_thoughts(
             tokenizer.decode(prompt[-_PROMPT_END_LEN:], skip_special_tokens=False)
@@ -51,7 +61,7 @@ class Dialect:
         return Reading(
             thinks=self.thinks,
             is_thinking=is_thinking,
-            tool_format=self.tool_format if names else None,
+            tool_format=tool_format if names else None,
             tool_names=names,
             has_parallel_calls=body.parallel_tool_calls is not False,
         )

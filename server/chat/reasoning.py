@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.params import FreePrefix
 from server.chat.said import Said, overlap
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -10,6 +11,11 @@ _OPEN, _CLOSE = "<think>", "</think>"
 def opens_thoughts(prompt_end: str) -> bool:
     """Whether the prompt has opened the thoughts already, as some chat templates do."""
     return prompt_end.rstrip().endswith(_OPEN)
+
+
+def thoughts_before_form(*, is_thinking: bool) -> FreePrefix:
+    """Thoughts as the engine knows them: free text, with what has a form behind it. `is_thinking`: see ThinkReader."""
+    return FreePrefix(end=_CLOSE) if is_thinking else FreePrefix(end=_CLOSE, begin=_OPEN)
 
 
 class ThinkReader:

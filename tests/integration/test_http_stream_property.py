@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import jsonschema
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import given, settings
@@ -86,7 +88,7 @@ def next_salt() -> str:
 @pytest.fixture(scope="module", params=list(TOKENIZERS))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     hf_tokenizer = TOKENIZERS[request.param](chat_template=texts.CHATML)
-    hf_tokenizer.backend_tokenizer.add_tokens([AddedToken(piece, special=False) for piece in PIECES])
+    hf_tokenizer.backend_tokenizer.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in PIECES])
     path: Path = tmp_path_factory.mktemp("model")
     save_tiny_model(path, tiny_config("llama", vocab_size=448, max_position_embeddings=1024))
     hf_tokenizer.save_pretrained(path)
@@ -130,9 +132,21 @@ def check(choice: Choice, body: dict[str, Any]) -> None:
         assert len({len(values) for values in choice.logprobs.values()}) == 1
     if choice.finish_reason != "length":
         assert all(isinstance(json.loads(call["arguments"]), dict) for call in choice.calls)
+    is_form = choice.finish_reason == "stop" and choice.stop_reason is None and not choice.calls
+    if is_form and not (body.get("echo") or body.get("include_stop_str_in_output")):
+        assert_has_form(choice.text, body)
     for stop in body.get("stop") or ():
         is_free = body.get("min_tokens") or body.get("echo") or body.get("include_stop_str_in_output")
         assert is_free or stop not in choice.text
+
+
+def assert_has_form(text: str, body: dict[str, Any]) -> None:
+    """The text is what `response_format` or `structured_outputs` asks for, one of GRAMMARS."""
+    if response_format := body.get("response_format"):
+        is_any = response_format["type"] == "json_object"
+        jsonschema.validate(json.loads(text), {"type": "object"} if is_any else SCHEMA)
+    elif outputs := body.get("structured_outputs"):
+        assert text in outputs["choice"] if "choice" in outputs else re.fullmatch(outputs["regex"], text)
 
 
 def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -142,24 +156,17 @@ def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 words = st.sampled_from(["lift", " a ", "crème ", "缆车", "止", "\n", "🚠", "1 2 ", "<tool_call>", "</think>"])
 prompts = st.lists(words | st.text(max_size=3), min_size=1, max_size=5).map("".join)
 stops = st.sampled_from(["a", "e", " ", "th", "\ufffd", "lift", "</", "{", "好", "ab"])
-GRAMMARS = [
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"type": "integer", "maximum": 99}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+GRAMMARS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"regex": "[a-c好 ]{2,6}"}},
     {"structured_outputs": {"choice": ["lift", "lifts", "好"]}},
-    {
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {
-                "name": "x",
-                "schema": {
-                    "type": "object",
-                    "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"type": "integer", "maximum": 99}},
-                    "required": ["a", "b"],
-                    "additionalProperties": False,
-                },
-            },
-        }
-    },
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
 ]
 COMMON: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(1, 3),
@@ -259,3 +266,25 @@ def test_a_streamed_chat_is_the_full_one(
     if is_thinking:
         body |= THINKING
     assert_same(served, "/v1/chat/completions", body, parsers)
+
+
+FORCED = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+
+
+@pytest.mark.parametrize("is_thinking", [False, True])
+@pytest.mark.parametrize("form", [*GRAMMARS, FORCED], ids=["object", "regex", "choice", "schema", "call"])
+def test_a_form_is_asked_of_what_follows_the_thoughts(served: Served, form: dict[str, Any], is_thinking: bool) -> None:
+    end, begin = served.ids("</think>", "<think>")
+    body = {"n": 4, "seed": 3, "max_tokens": 150, "logprobs": True, "logit_bias": {str(end): 6, str(begin): 9}}
+    body |= THINKING if is_thinking else {"messages": [{"role": "user", "content": "lift"}]}
+    assert_same(served, "/v1/chat/completions", body | form, ("none", "think"))
+    response = served.post("/v1/chat/completions", body | form, ("none", "think"))
+    choices, _ = of_full(response.json())
+    ended = [choice for choice in choices if choice.finish_reason != "length"]
+    assert ended
+    assert any(choice.reasoning for choice in ended)
+    assert all(not choice.text for choice in choices if choice.calls)
+    stopped, _ = of_full(
+        served.post("/v1/chat/completions", body | form | {"stop": "</think>"}, ("none", "think")).json()
+    )
+    assert {choice.text for choice in stopped if choice.stop_reason} == {""}  # in the thoughts, too

@@ -8,7 +8,7 @@ import pytest
 
 from engine.client import AsyncEngine
 from engine.errors import EngineDead, RequestError
-from engine.params import SamplingParams
+from engine.params import FreePrefix, GrammarSpec, SamplingParams
 from server.chat.dialect import Dialect
 from server.chat.tools import FORMATS
 from server.convert import Converter, Echo, Reports, Work
@@ -314,10 +314,28 @@ async def test_a_prompt_is_not_cut_to_nothing(num_tokens: int) -> None:
     assert caught.value.param == "truncate_prompt_tokens"
 
 
-async def test_what_a_grammar_forms_is_not_read_for_thoughts_or_calls() -> None:
-    dialect = Dialect(True, FORMATS["mistral"], shows_tools=True)
-    work = await chat(dialect=dialect, tools=[TOOL], response_format={"type": "json_object"})
+async def test_what_a_grammar_forms_has_no_calls_in_it_and_thoughts_only_before_it() -> None:
+    form = {"tools": [TOOL], "response_format": {"type": "json_object"}}
+    work = await chat(dialect=Dialect(False, FORMATS["mistral"], shows_tools=True), **form)
     assert work.reading is None
+    work = await chat(dialect=Dialect(True, FORMATS["mistral"], shows_tools=True), **form)
+    assert work.reading is not None
+    assert (work.reading.thinks, work.reading.tool_format) == (True, None)
+    grammar = work.generations[0].params.grammar
+    assert grammar == GrammarSpec("json_object", prefix=FreePrefix(begin="<think>", end="</think>"))
+
+
+async def test_thoughts_that_the_prompt_has_opened_must_end_before_the_form() -> None:
+    fields = {"messages": [{"role": "user", "content": "<think>"}], "add_generation_prompt": False}
+    for form in ({"structured_outputs": {"regex": "a+"}}, {"tools": [TOOL], "tool_choice": "required"}):
+        goes_on = {"continue_final_message": True}
+        engine = FakeEngine(max_model_len=1024)
+        work = await chat(engine, Dialect(thinks=True), **fields, **goes_on, **form)
+        assert work.reading is not None
+        assert work.reading.is_thinking
+        grammar = work.generations[0].params.grammar
+        assert grammar is not None
+        assert grammar.prefix == FreePrefix(end="</think>")
     assert work.generations[0].params.skip_special_tokens
 
 

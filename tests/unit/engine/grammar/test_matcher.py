@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine.grammar.matcher import CompiledGrammar, Matcher, Vocabulary, compile_grammar, explain, source_of
 from engine.grammar.trial import GrammarError
-from engine.params import GrammarSpec
+from engine.params import FreePrefix, GrammarSpec
 from engine.text.tokenizer import Tokenizer
 from tests.factories_text import byte_level, sentencepiece, word_piece
 
@@ -83,6 +84,45 @@ def random_output(grammar: CompiledGrammar, tokenizer: Tokenizer, seed: int, max
 def test_what_a_grammar_lets_through(spec: GrammarSpec, right: Sequence[str], wrong: Sequence[str]) -> None:
     assert [text for text in right if not lets_through(spec, text)] == []
     assert [text for text in wrong if lets_through(spec, text)] == []
+
+
+FORMS = [
+    (GrammarSpec("json_object"), '{"</think>": 1}', "[]"),
+    (GrammarSpec.json_schema(OBJECT), '{"a": 1}', '{"a": "x"}'),
+    (GrammarSpec("regex", "[a-c]{2}"), "ab", "abc"),
+    (GrammarSpec.choice(["red", "reddish"]), "reddish", "redd"),
+    (GrammarSpec("lark", 'start: "(" free ")"\nfree: /x+/'), "(xx)", "(y)"),
+    (GrammarSpec.calls({"f": {}}, max_calls=1), '{"name": "f", "arguments": {}}', '{"name": "g", "arguments": {}}'),
+]
+THOUGHTS = ["", "Hm. </thin {\n缆车", '<think>{"a": 1}', "\n\n"]
+
+
+@pytest.mark.parametrize(("spec", "right", "wrong"), FORMS, ids=[spec.kind for spec, _, _ in FORMS])
+def test_what_a_prefix_holds_is_free_and_the_rest_is_not(spec: GrammarSpec, right: str, wrong: str) -> None:
+    is_open = replace(spec, prefix=FreePrefix(end="</think>"))
+    may_open = replace(spec, prefix=FreePrefix(begin="<think>", end="</think>"))
+    for thoughts in THOUGHTS:
+        assert lets_through(is_open, f"{thoughts}</think>{right}")
+        assert lets_through(may_open, f"<think>{thoughts}</think>{right}")
+        for text in (f"{thoughts}</think>{wrong}", f"{thoughts}</think> {right}", f"{thoughts}</think></think>{right}"):
+            assert not lets_through(is_open, text)
+            assert not lets_through(may_open, f"<think>{text}")
+    assert lets_through(may_open, right)
+    assert not lets_through(may_open, wrong)
+    assert not lets_through(may_open, f"</think>{right}")
+    assert not lets_through(is_open, "Hm.")
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_outputs_with_a_prefix_validate_behind_it(seed: int) -> None:
+    prefix = FreePrefix(end="e")  # soon hit upon, also in the midst of tokens
+    grammar = compiled(replace(GrammarSpec.json_schema(OBJECT), prefix=prefix))
+    output = random_output(grammar, byte_level(), seed)
+    if output is not None:
+        _, end, form = byte_level().decode(output).partition("e")
+        assert end
+        jsonschema.validate(json.loads(form), OBJECT)
 
 
 def test_whitespace_is_one_space_at_most_and_only_after_a_separator() -> None:

@@ -59,7 +59,7 @@ def test_thoughts_may_be_open_already() -> None:
 
     def is_thinking(prompt: str, dialect: Dialect) -> bool:
         tokens = tokenizer.encode(prompt)
-        reading = dialect.reading(body(), tokens, cast(Tokenizer, tokenizer))
+        reading = dialect.reading(body(), tokens, cast(Tokenizer, tokenizer), has_form=False)
         return reading is not None and reading.is_thinking
 
     assert is_thinking("<think>\n", Dialect(thinks=True))
