@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.schema import EngineConfig, ModelConfig, Settings
+from config.schema import ModelConfig
 from engine.client import AsyncEngine
 from engine.core import EngineCore
 from engine.grammar.compiler import GrammarCompiler, result_of
@@ -22,9 +22,9 @@ from engine.messages import Failed, Finished, TokensOut
 from engine.model.loader import LoadedModel, load_model
 from engine.params import GrammarSpec, SamplingParams
 from engine.request import FinishReason
-from server.app import create_app
 from tests.factories import make_submit
-from tests.factories_http import events_of
+from tests.factories_engine import FakeEngine
+from tests.factories_http import events_of, make_client
 from tests.factories_models import save_tiny_model, tiny_config
 from tests.factories_text import byte_level
 from tests.integration.oracle import make_core
@@ -210,8 +210,7 @@ ROUTES = [("/v1/completions", {"prompt": "hi", "max_tokens": 60}), ("/v1/chat/co
 async def client(loaded: LoadedModel) -> AsyncIterator[httpx.AsyncClient]:
     engine = AsyncEngine(lambda: (core_of(loaded), byte_level()))
     await engine.load()
-    app = create_app(Settings(engine=EngineConfig(model=ModelConfig(model="tiny"))), cast(AsyncEngine, engine))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with make_client(cast(FakeEngine, engine)) as client:
         yield client
     await engine.close()
 
