@@ -181,8 +181,8 @@ class AsyncEngine:
         if request.params.grammar is not None:
             request = replace(request, grammar=await self._compile(request.params.grammar))
         self._check_alive()
+        output = RequestOutput(self.tokenizer, request)  # may fail: nothing is to be undone yet
         stream = self._streams[request.request_id] = _Stream()
-        output = RequestOutput(self.tokenizer, request)
         self._loop.post(request)
         try:
             while True:

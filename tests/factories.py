@@ -23,8 +23,8 @@ EOS = 0
 
 
 def next_token(context: Sequence[int]) -> int:
-    """The fake model: the next token is a pure function of all tokens before it."""
-    return hashlib.sha256(bytes(context)).digest()[0] % VOCAB_SIZE
+    """The fake model: the next token is a pure function of all tokens before it (modulo 256)."""
+    return hashlib.sha256(bytes([token % 256 for token in context])).digest()[0] % VOCAB_SIZE
 
 
 def expected_output(prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> list[int]:

@@ -38,6 +38,11 @@ class Daemon:
         wait_until(lambda: self._says_200("/live"), START_TIMEOUT_S, "the daemon is not alive")
 
     @property
+    def pid(self) -> int:
+        """The process's."""
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """What it has printed."""
         return self._log.read_text()
