@@ -40,13 +40,13 @@ class IsolatingRunner:
     """A runner around another: see the head of this file. One thread; collect a step before the next is launched."""
 
     def __init__(self, runner: Runner, block_size: int) -> None:
-        self._runner = runner
+        self.runner = runner
         self._block_size = block_size
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """See Runner."""
         try:
-            pending = self._runner.launch(plan)
+            pending = self.runner.launch(plan)
         except BaseException as error:
             if not is_fault(error):
                 raise
@@ -55,7 +55,7 @@ class IsolatingRunner:
 
     def isolate(self, plan: StepPlan, fault: str) -> StepResult:
         """The result of a plan that has failed by `fault`. Raises what the engine itself fails of."""
-        search = _Search(self._runner, self._block_size)
+        search = _Search(self.runner, self._block_size)
         search.narrow(plan.rows, fault)
         return search.result(plan)
 

@@ -7,7 +7,7 @@ Buffers are kept and grow with the largest step. One thread only.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -104,7 +104,7 @@ class Decoder:
         self.layers = tuple(layers)
         self.dtype = layers[0].query_key_value.dtype
         self._hidden_size = layers[0].query_key_value.in_features
-        self._table: KernelTable = kernel_table(self.dtype, variant)
+        self.table: KernelTable = kernel_table(self.dtype, variant)
         # What changes from step to step; the calls point here.
         self._num_tokens = ctypes.c_int64()
         self._cos, self._sin, self._slots = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -134,6 +134,15 @@ class Decoder:
         self._reserve_workspace(inputs.plan.num_split_ranges)
         library().cl_run(ctypes.addressof(self._calls), len(self._calls), torch.get_num_threads())
         return out
+
+    def replay(self, kernels: Collection[int]) -> None:
+        """Run the last call's calls of these kernels (addresses of `table`) once more, without the others.
+
+        For measuring: results are meaningless, in the cache too. The last call's inputs must be alive still.
+        """
+        chosen = [call for call in self._calls if call.kernel in kernels]
+        calls = (Call * len(chosen))(*chosen)
+        library().cl_run(ctypes.addressof(calls), len(calls), torch.get_num_threads())
 
     def _bind(self, num_tokens: int, inputs: StepInputs) -> None:
         """Make the list of calls anew if buffers must grow, or caches are others than before."""
@@ -204,7 +213,7 @@ class Decoder:
     def _norm(
         self, norm: Norm, x: Tensor, out: Tensor, residual_after: Tensor | None = None
     ) -> tuple[int, ctypes.Structure]:
-        return self._table.rms_norm, RMSNorm(
+        return self.table.rms_norm, RMSNorm(
             num_rows=ctypes.addressof(self._num_tokens),
             x=x.data_ptr(),
             x_stride=x.stride(0),
@@ -227,7 +236,7 @@ class Decoder:
         args.out, args.out_stride = out.data_ptr(), out.stride(0)
         if residual is not None:
             args.residual, args.residual_stride = residual.data_ptr(), residual.stride(0)
-        return self._table.linear, args
+        return self.table.linear, args
 
     def _write_kv(
         self, layer: DecoderLayer, caches: tuple[Tensor, Tensor], rotary_dim: int
@@ -263,7 +272,7 @@ class Decoder:
             eps=0.0 if layer.query_norm is None else layer.query_norm.eps,
             rotates_pairs=layer.rotation == "pairs",
         )
-        return self._table.write_kv, args
+        return self.table.write_kv, args
 
     def _attention(
         self, layer: DecoderLayer, sinks: Tensor | None, caches: tuple[Tensor, Tensor]
@@ -289,4 +298,4 @@ class Decoder:
             workspace=ctypes.addressof(self._workspace_at),
             ticket=ctypes.addressof(self._ticket),
         )
-        return self._table.attention, args
+        return self.table.attention, args
