@@ -20,6 +20,7 @@ KernelBackend = Literal["auto", "reference", "cpu"]
 Quantization = Literal["none", "int8"]
 ReasoningParser = Literal["none", "think"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
+LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_MODEL = "smollm2"
@@ -128,6 +129,12 @@ class ServerConfig:
 
     log_level: LogLevel = "info"
     """Least severity that is logged."""
+
+    log_format: LogFormat = "text"
+    """How lines are logged: `text` for people, `json` for programs, an object a line."""
+
+    log_prompts: bool = False
+    """Log the beginning of each prompt, as the model gets it."""
 
     shutdown_timeout: int = field(default=25, metadata={"at_least": 0})
     """Seconds that open requests get to finish in when the server is told to stop (SIGTERM, Ctrl-C)."""

@@ -298,6 +298,7 @@ def _tokens_out(outcome: Outcome) -> TokensOut:
         request_id=request.request_id,
         token_ids=() if outcome.token_id is None else (outcome.token_id,),
         num_cached_tokens=request.num_cached_tokens or 0,
+        queue_s=None if request.first_scheduled_s is None else request.first_scheduled_s - request.arrival_s,
         logprobs=() if outcome.logprobs is None else (outcome.logprobs,),
         prompt_logprobs=outcome.prompt_logprobs,
     )

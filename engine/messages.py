@@ -57,6 +57,8 @@ class TokensOut:
     """Prompt tokens that came from the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of each of `token_ids`, if they are wanted."""
+    queue_s: float | None = None
+    """Seconds from arrival until it began to run."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the next tokens of the prompt, if they are wanted; all but the first token's come before the first output."""
 

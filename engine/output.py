@@ -46,6 +46,8 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Those of the next tokens of the prompt if the request wants them. Joined: one for each but the first; all of
     them come before or with the first output token."""
+    queue_s: float | None = None
+    """Seconds from the request's arrival until it began to run."""
     hides_last_token: bool = False
     """The last of `token_ids` ended the output and is not shown: an end-of-text or stop token."""
 
@@ -65,6 +67,7 @@ class RequestOutput:
         self._num_unstoppable = params.min_tokens
         """Tokens to come whose text ends nothing, whatever it holds."""
         self._num_cached_tokens = 0
+        self._queue_s: float | None = None
         self._num_output_tokens = 0
 
     def take(self, events: Sequence[Event]) -> Chunk:
@@ -80,6 +83,7 @@ class RequestOutput:
                 raise event.error
             self._num_cached_tokens = event.num_cached_tokens
             if isinstance(event, TokensOut):
+                self._queue_s = event.queue_s
                 news.append(event)
             else:
                 end = event
@@ -96,6 +100,7 @@ class RequestOutput:
             stop_reason=stop_reason,
             logprobs=tuple(chain.from_iterable(event.logprobs for event in news))[:num_used],
             prompt_logprobs=tuple(chain.from_iterable(event.prompt_logprobs for event in news)),
+            queue_s=self._queue_s,
             hides_last_token=is_last_used and self._hides_last(end),
         )
 

@@ -20,6 +20,7 @@ from server.metrics import router as metrics_router
 from server.middleware import AnswerErrors, LimitBody, RequestId, TimeBody
 from server.openapi import openapi_of
 from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
+from server.requestlog import LogRequests
 from server.routes import chat, completions, docs, models, status, tokenize
 from server.serving import Serving
 from server.watchdog import Watchdog
@@ -83,6 +84,7 @@ def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: 
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
+    app.add_middleware(LogRequests)
     app.add_middleware(RequestId)
     app.add_middleware(CountResponses, metrics=metrics)
 

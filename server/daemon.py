@@ -125,6 +125,7 @@ class _Daemon:
             ws="none",
             lifespan="off",  # the application has one, but it comes later
             log_config=None,
+            access_log=False,  # `requestlog` has a better one
             server_header=False,
             headers=_HEADERS,
             timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close

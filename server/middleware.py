@@ -1,8 +1,8 @@
 """What happens to every request around its route. Plain ASGI, since an event of a stream passes through all of it.
 
 Outermost first (those of other modules in brackets; CORS only if other origins are allowed, keys if there are any):
-(CountResponses) > RequestId > (CORSMiddleware) > AnswerErrors > (RequireKnownHost > RequireKnownOrigin, of origins)
-> (RequireKey, of auth) > LimitBody > TimeBody > the routes
+(CountResponses) > RequestId > (LogRequests) > (CORSMiddleware) > AnswerErrors
+> (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody > the routes
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, to_api_error
 from server.limits import MAX_BODY_BYTES, MAX_REQUEST_ID_LEN
+from server.logs import REQUEST_ID
 
 _HEADER = "X-Request-Id"
 
@@ -43,7 +44,11 @@ class RequestId:
                 MutableHeaders(scope=message)[_HEADER] = request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        token = REQUEST_ID.set(request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            REQUEST_ID.reset(token)
 
 
 def _is_fit(request_id: str) -> bool:

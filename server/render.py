@@ -27,6 +27,7 @@ from server.choices import Chunks
 from server.convert import Reports, Work
 from server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from server.reports import Report, ReportedToken, Reporter
+from server.requestlog import Generated
 
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -165,6 +166,8 @@ class _Choice:
     num_calls: int = 0
     has_begun: bool = False
     usage: Usage | None = None
+    queue_s: float | None = None
+    finish_reason: str | None = None
     deltas: list[Delta] = field(default_factory=list)
     """Kept for a full answer only."""
 
@@ -186,6 +189,7 @@ class Answer:
             )
             for generation in work.generations
         ]
+        self._first_token_s: float | None = None
         self._common = {
             "id": shape.id_prefix + secrets.token_hex(16),
             "object": shape.object,
@@ -193,6 +197,19 @@ class Answer:
             "model": model,
             "system_fingerprint": fingerprint,
         }
+
+    def generated(self) -> Generated:
+        """What it has come to so far."""
+        usage = self._usage()
+        reasons = [choice.finish_reason for choice in self._choices]
+        return Generated(
+            usage["prompt_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+            usage["completion_tokens"],
+            queue_s=self._choices[0].queue_s,
+            first_token_s=self._first_token_s,
+            finish_reasons=tuple(reason for reason in reasons if reason is not None),
+        )
 
     async def full(self, chunks: Chunks) -> dict[str, Any]:
         """The whole answer, once all of it is there. Closes `chunks`."""
@@ -224,7 +241,9 @@ class Answer:
     def _take(self, index: int, chunk: Chunk) -> Delta | None:
         """The delta that a chunk makes; None while the text of its tokens is held back."""
         choice = self._choices[index]
-        choice.usage = chunk.usage
+        choice.usage, choice.queue_s = chunk.usage, chunk.queue_s
+        if self._first_token_s is None and chunk.token_ids:
+            self._first_token_s = time.monotonic()
         said = Said(chunk.text)
         if choice.reader is not None:
             said = choice.reader.feed(chunk.text)
@@ -239,6 +258,7 @@ class Answer:
         finish_reason = None if chunk.finish_reason is None else chunk.finish_reason.value
         if chunk.finish_reason is FinishReason.STOP and choice.num_calls:
             finish_reason = "tool_calls"
+        choice.finish_reason = finish_reason
         return Delta(
             index=index,
             text=choice.echo + said.content if is_first else said.content,

@@ -31,6 +31,7 @@ class Serving:
     transformers_version: str
     started_s: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+    log_prompts: bool = False
     prefix_cache_per_key: bool = False
     """What one API key has sent is not reused for another."""
 
@@ -60,6 +61,7 @@ class Serving:
             fingerprint,
             torch,
             transformers,
+            log_prompts=settings.server.log_prompts,
             prefix_cache_per_key=settings.engine.cache.prefix_cache_per_key,
         )
 

@@ -36,7 +36,7 @@ def serve(loaded: Loaded) -> int:
     from server.tls import tls_options
 
     settings = loaded.settings
-    configure_logging(settings.server.log_level)
+    configure_logging(settings.server.log_level, settings.server.log_format)
     warn(loaded.warnings)
     try:
         has_keys = bool(load_keys(settings.access))

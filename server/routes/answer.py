@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 from fastapi import Request
@@ -16,16 +17,30 @@ from server.render import Answer, Shape, UsageReports
 from server.serving import Serving
 from server.sse import event_stream
 
+logger = logging.getLogger(__name__)
+
+_LOGGED_PROMPT_LEN = 1024
+"""Tokens of a prompt that `--log-prompts` shows."""
+
 
 async def answer(request: Request, serving: Serving, body: GenerationRequest, work: Work, shape: Shape) -> Response:
     """Generate, and answer in the shape of the route. A client that leaves ends the generation."""
     rendered = Answer(shape, work, serving.engine.tokenizer, model=serving.model, fingerprint=serving.fingerprint)
+    request.state.report = rendered.generated
+    if serving.log_prompts:
+        _log_prompts(serving, work)
     chunks = run_choices(serving.engine, _salted(work, request) if serving.prefix_cache_per_key else work)
     if body.stream:
         return await event_stream(request, rendered.stream(chunks, _usage_reports(body.stream_options)))
     full = asyncio.create_task(rendered.full(chunks))
     await while_connected(request.receive, full)
     return JSONResponse(full.result())
+
+
+def _log_prompts(serving: Serving, work: Work) -> None:
+    for generation in work.generations[:: work.num_each]:
+        start = generation.prompt_token_ids[:_LOGGED_PROMPT_LEN]
+        logger.info("prompt: %r", serving.engine.tokenizer.decode(start, skip_special_tokens=False))
 
 
 def _salted(work: Work, request: Request) -> Work:
