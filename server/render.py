@@ -128,17 +128,29 @@ class ChatShape:
         """See Shape."""
         text = _text(deltas)
         reasoning = "".join([delta.reasoning for delta in deltas])
-        calls = [call for delta in deltas for call in delta.calls]
+        calls = _whole_calls(deltas)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
-        if calls:  # without the stream's numbers
-            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
+        if calls:
+            message["tool_calls"] = calls
         return {"message": message}
 
     def logprobs(self, tokenizer: Tokenizer, tokens: Sequence[ReportedToken], num_top: int) -> dict[str, Any]:
         """See Shape."""
         return chat_logprobs(tokenizer, tokens, num_top)
+
+
+def _whole_calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    """The calls that the parts in a stream make, without its numbers."""
+    parts = [call for delta in deltas for call in delta.calls]
+    arguments: dict[int, list[str]] = {}
+    for part in parts:
+        arguments.setdefault(part["index"], []).append(part["function"]["arguments"])
+    return [
+        {"id": part["id"], "type": part["type"], "function": {**part["function"], "arguments": "".join(texts)}}
+        for part, texts in zip((part for part in parts if "id" in part), arguments.values(), strict=True)
+    ]
 
 
 def _text(deltas: Sequence[Delta]) -> str:
@@ -256,7 +268,8 @@ class Answer:
         is_first, choice.has_begun = not choice.has_begun, True
         calls = tuple([self._call(choice, call) for call in said.calls])
         finish_reason = None if chunk.finish_reason is None else chunk.finish_reason.value
-        if chunk.finish_reason is FinishReason.STOP and choice.num_calls:
+        is_cut_off = choice.reader is not None and choice.reader.is_in_call
+        if chunk.finish_reason is FinishReason.STOP and choice.num_calls and not is_cut_off:
             finish_reason = "tool_calls"
         choice.finish_reason = finish_reason
         return Delta(
@@ -271,8 +284,10 @@ class Answer:
         )
 
     def _call(self, choice: _Choice, call: Call) -> dict[str, Any]:
-        """The next call of a choice, as a stream has it."""
+        """The next call of a choice, or more of its last one, as a stream has it."""
         assert self._work.reading is not None
+        if call.name is None:
+            return {"index": choice.num_calls - 1, "function": {"arguments": call.arguments}}
         index, choice.num_calls = choice.num_calls, choice.num_calls + 1
         function = {"name": call.name, "arguments": call.arguments}
         return {"index": index, "id": self._work.reading.new_call_id(), "type": "function", "function": function}

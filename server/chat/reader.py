@@ -53,6 +53,11 @@ class Reader:
         said = self._with_calls(self._thoughts.flush()) if self._thoughts else Said()
         return said + self._calls.flush() if self._calls else said
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has been told of which the end has not come."""
+        return self._calls is not None and self._calls.is_in_call
+
     def _with_calls(self, said: Said) -> Said:
         return Said(reasoning=said.reasoning) + self._calls.feed(said.content) if self._calls else said
 

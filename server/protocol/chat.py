@@ -240,11 +240,24 @@ class ChatCompletion(ApiModel):
     """With `prompt_logprobs`: of the prompt that the template makes of the messages."""
 
 
-class DeltaCall(AnswerCall):
-    """A call, whole: it is told once it is sure to be one."""
+class DeltaFunction(ApiModel):
+    """What a call calls, bit by bit."""
+
+    name: str | None = None
+    """With the call's first part only."""
+    arguments: str
+    """More of them; joined, they are a JSON object, unless the call is cut off."""
+
+
+class DeltaCall(ApiModel):
+    """A call, or more of the last one's arguments."""
 
     index: int
     """Its number among the message's calls."""
+    id: str | None = None
+    """With the call's first part only, as `type`."""
+    type: Literal["function"] | None = None
+    function: DeltaFunction
 
 
 class Delta(ApiModel):

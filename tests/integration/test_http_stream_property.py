@@ -130,7 +130,7 @@ def check(choice: Choice, body: dict[str, Any]) -> None:
     assert (choice.finish_reason == "tool_calls") <= bool(choice.calls)
     if choice.logprobs is not None:
         assert len({len(values) for values in choice.logprobs.values()}) == 1
-    if choice.finish_reason != "length":
+    if choice.finish_reason == "tool_calls" and body["tool_choice"] not in (None, "auto"):  # forced
         assert all(isinstance(json.loads(call["arguments"]), dict) for call in choice.calls)
     is_form = choice.finish_reason == "stop" and choice.stop_reason is None and not choice.calls
     if is_form and not (body.get("echo") or body.get("include_stop_str_in_output")):

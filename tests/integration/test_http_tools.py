@@ -83,12 +83,14 @@ async def test_a_forced_call_is_what_the_engine_is_held_to(
     assert ("You can call functions" in engine.calls[0].prompt) == (template == "")
 
 
-async def test_a_call_that_is_cut_off_is_content() -> None:
-    engine = FakeEngine(say(CALL[:-20], finish=FinishReason.LENGTH))
+@pytest.mark.parametrize(("finish", "reason"), [(FinishReason.LENGTH, "length"), (FinishReason.STOP, "stop")])
+async def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes(finish: FinishReason, reason: str) -> None:
+    engine = FakeEngine(say(CALL[:-20], finish=finish))
     async with make_client(engine) as client:
         choice = (await client.post(PATH, json=CHAT)).json()["choices"][0]
-    assert choice["message"]["content"] == CALL[:-20]
-    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a"'}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == reason
 
 
 async def test_thoughts_in_full_and_as_a_stream() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from server.chat.said import Call
@@ -14,6 +16,25 @@ class EndFinder(Protocol):
 
     def feed(self, text: str) -> int | None:
         """How many of the next characters still belong to the block, which ends (or breaks) there; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call whose name is known and whose arguments, a JSON object as it stands, have begun."""
+
+    name: str
+    offset: int
+    """Where in the block the arguments begin."""
+
+    @classmethod
+    def of(cls, match: re.Match[str] | None) -> Begun | None:
+        """By a match whose first group is the name, and that ends before the arguments."""
+        return None if match is None else cls(match[1], match.end())
+
+
+def usual_head(arguments_name: str) -> str:
+    """A pattern for the beginning of a call in its usual form, up to its arguments."""
+    return rf'\s*\{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:{arguments_name})"\s*:\s*(?=\{{)'
 
 
 class Format(Protocol):
@@ -32,6 +53,9 @@ class Format(Protocol):
 
     def finder(self, mark: str) -> EndFinder:
         """For the text that follows this mark."""
+
+    def begun(self, head: str) -> Begun | None:
+        """The call whose arguments begin in the first characters of a block; None if none is known to, yet or ever."""
 
     def parse(self, block: str) -> list[Call]:
         """The calls of a block, from its mark to its end. Raises ValueError or RecursionError for what is none."""

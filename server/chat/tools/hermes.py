@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from server.chat.said import Call
-from server.chat.tools.format import Brackets, EndFinder, call_of, read_json
+from server.chat.tools.format import Begun, Brackets, EndFinder, call_of, read_json, usual_head
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_HEAD = re.compile(re.escape(_OPEN) + usual_head("arguments"))
 
 
 class Hermes:
@@ -22,6 +24,10 @@ class Hermes:
     def finder(self, mark: str) -> EndFinder:
         """See Format."""
         return _CloseFinder()
+
+    def begun(self, head: str) -> Begun | None:
+        """See Format."""
+        return Begun.of(_HEAD.match(head))
 
     def parse(self, block: str) -> list[Call]:
         """See Format. A model may end its turn without the closing tag."""

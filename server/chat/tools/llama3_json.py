@@ -6,12 +6,14 @@ content, once its end has shown that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from server.chat.said import Call
-from server.chat.tools.format import Brackets, EndFinder, call_of, read_json
+from server.chat.tools.format import Begun, Brackets, EndFinder, call_of, read_json, usual_head
 
 _TAG = "<|python_tag|>"
+_HEAD = re.compile(f"(?:{re.escape(_TAG)})?" + usual_head("arguments|parameters"))
 
 
 class Llama3Json:
@@ -29,6 +31,10 @@ class Llama3Json:
         if mark == "{":
             finder.feed(mark)
         return finder
+
+    def begun(self, head: str) -> Begun | None:
+        """See Format."""
+        return Begun.of(_HEAD.match(head))
 
     def parse(self, block: str) -> list[Call]:
         """See Format."""

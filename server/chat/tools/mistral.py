@@ -5,13 +5,15 @@ Newer: `[TOOL_CALLS]name{...}` or `[TOOL_CALLS]name[ARGS]{...}`, for each call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from server.chat.said import Call
-from server.chat.tools.format import Brackets, EndFinder, arguments_text, call_of, read_json
+from server.chat.tools.format import Begun, Brackets, EndFinder, arguments_text, call_of, read_json
 
 _MARK = "[TOOL_CALLS]"
 _MAX_NAME_LEN = 128
+_HEAD = re.compile(re.escape(_MARK) + r"\s*([^\s\[{]+)\s*(?:\[ARGS\])?\s*(?=\{)")
 
 
 class Mistral:
@@ -26,6 +28,10 @@ class Mistral:
     def finder(self, mark: str) -> EndFinder:
         """See Format."""
         return _CallsFinder()
+
+    def begun(self, head: str) -> Begun | None:
+        """See Format. In an array, calls are told when all are there."""
+        return Begun.of(_HEAD.match(head))
 
     def parse(self, block: str) -> list[Call]:
         """See Format."""

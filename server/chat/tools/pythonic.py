@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 from server.chat.said import Call
-from server.chat.tools.format import Brackets, EndFinder, arguments_text
+from server.chat.tools.format import Begun, Brackets, EndFinder, arguments_text
 
 
 class Pythonic:
@@ -25,6 +25,10 @@ class Pythonic:
     def finder(self, mark: str) -> EndFinder:
         """See Format."""
         return _ListFinder()
+
+    def begun(self, head: str) -> Begun | None:
+        """See Format. Arguments in Python are no JSON before all of them are there."""
+        return None
 
     def parse(self, block: str) -> list[Call]:
         """See Format."""

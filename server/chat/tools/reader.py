@@ -1,7 +1,11 @@
 """Text -> content and calls, as it comes, whatever the format.
 
-A call is told when it is whole: only then is it sure to be one, and what is none has to be told as content. (Clients
-cannot run half a call either.) So arguments are valid JSON always, also where `max_tokens` cuts the text.
+A call is told as soon as it is sure to be one: when its name is known, is that of a tool, and its arguments begin. From
+there on they are told as they come, as the model writes them. Where the text does not say as much (arguments that come
+before the name, are in Python, or in an array), a call is told when it is whole.
+
+So a call that is cut off has arguments that are cut off; the answer's finish reason says so. A call that is told whole
+is content if it is cut off, or malformed.
 """
 
 from __future__ import annotations
@@ -9,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Container
 
 from server.chat.said import Call, Said, overlap
-from server.chat.tools.format import EndFinder, Format
+from server.chat.tools.format import Begun, Brackets, EndFinder, Format
+
+_MAX_HEAD_LEN = 512
+"""Characters of a block within which arguments that are told as they come must begin."""
 
 
 class CallReader:
@@ -31,6 +38,17 @@ class CallReader:
         self._finder: EndFinder | None = None
         """Within a block."""
         self._block: list[str] = []
+        self._head: str | None = None
+        """The block's first characters, while a call may begin in them."""
+        self._arguments: Brackets | None = None
+        """Within arguments that are told as they come."""
+        self._is_told = False
+        """The block's call has been told, or begun to be."""
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has been told of which the end has not come."""
+        return self._arguments is not None
 
     def feed(self, text: str) -> Said:
         """What is sure to be said by the text so far and was not told before."""
@@ -76,17 +94,55 @@ class CallReader:
         self._held = blanks
         self._finder = self._format.finder(mark)
         self._block = [mark]
+        self._head = mark if self._is_parallel or not self._has_called else None
+        self._arguments, self._is_told = None, False
 
     def _inside(self, finder: EndFinder, text: str) -> tuple[Said, str]:
         """What is said by a block that ends here, and the text after it."""
         length = finder.feed(text)
-        self._block.append(text[:length])
-        return (Said(), "") if length is None else (self._close(), text[length:])
+        said = self._in_block(text[:length])
+        return (said, "") if length is None else (said + self._close(), text[length:])
+
+    def _in_block(self, text: str) -> Said:
+        """What the next characters of a block say before it is whole."""
+        if self._is_told:
+            return self._more_arguments(None, text)
+        self._block.append(text)
+        if self._head is None:
+            return Said()
+        length = len(self._head)
+        self._head += text[: _MAX_HEAD_LEN - length]
+        begun = self._format.begun(self._head)
+        if begun is not None and begun.name in self._names:
+            return self._begin(begun, length, text)
+        if begun is not None or len(self._head) == _MAX_HEAD_LEN:
+            self._head = None
+        return Said()
+
+    def _begin(self, begun: Begun, length: int, text: str) -> Said:
+        """What the call says whose arguments begin in `text`, which follows the block's first `length` characters."""
+        self._is_told = self._has_called = True
+        self._arguments = Brackets()
+        return self._more_arguments(begun.name, text[begun.offset - length :])
+
+    def _more_arguments(self, name: str | None, text: str) -> Said:
+        """What is said by the next characters of a block whose call is told as it comes."""
+        if self._arguments is None:
+            return Said()  # the call's own syntax, behind the arguments
+        for i, character in enumerate(text):
+            if self._arguments.closes(character):
+                self._arguments = None
+                text = text[: i + 1]
+                break
+        return Said(calls=(Call(name, text),)) if text else Said()
 
     def _close(self) -> Said:
         """What the block says."""
         block, self._block, self._finder = "".join(self._block), [], None
         blanks, self._held = self._held, ""
+        if self._is_told:
+            self._is_start = True
+            return Said()
         calls = self._calls_of(block)
         self._is_start = bool(calls)
         if not calls:

@@ -66,7 +66,7 @@ def test_it_makes_no_difference_where_the_text_is_cut(
     whole = read(reading, text)
     assert read(reading, *text) == whole
     assert read(reading, *cut(text, data.draw(st.lists(st.integers(0, 200), max_size=4)))) == whole
-    assert all(isinstance(json.loads(call.arguments), dict) for call in whole.calls)
+    assert all(call.arguments.startswith("{") for call in whole.calls)
     assert {call.name for call in whole.calls} <= NAMES
 
 
@@ -164,14 +164,14 @@ def test_calls(name: str, text: str, said: Said) -> None:
     ("name", "text"),
     [
         ("hermes", "<tool_call>oh</tool_call> well"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": 1e999}, "name": "f"}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "f"}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": '),
         ("hermes", '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>'),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
-        ("llama3_json", '{"name": "f", "parameters": {"a": 1}'),
+        ("llama3_json", '{"name": "f", "parameters"'),
         ("mistral", '[TOOL_CALLS]f[{"a": 1}]'),
         ("pythonic", "[f(1)]"),
         ("pythonic", "[f(**{})]"),
@@ -183,7 +183,7 @@ def test_calls(name: str, text: str, said: Said) -> None:
         ("pythonic", "[f(a="),
     ],
 )
-def test_what_is_malformed_stays_content(name: str, text: str) -> None:
+def test_what_is_malformed_before_a_call_begins_stays_content(name: str, text: str) -> None:
     assert read(tools(name), text) == Said(text)
 
 
@@ -201,3 +201,58 @@ def test_content_streams_where_no_call_can_come_of_it() -> None:
         Said("<b"),
         Said("> "),
     ]
+
+
+# --- Calls as they come ---
+
+HEADS = {
+    "hermes": ('<tool_call>\n{"name": "f", "arguments": ', "}\n</tool_call>"),
+    "llama3_json": ('{"name": "f", "parameters": ', "}"),
+    "mistral": ("[TOOL_CALLS]f[ARGS]", ""),
+}
+"""What stands before and behind a call's arguments."""
+objects = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.sampled_from(['"}', "</tool_call>", "\\"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+).map(lambda value: {"a": value})
+
+
+@given(name=st.sampled_from(sorted(HEADS)), values=st.lists(objects, min_size=1, max_size=3), indent=st.booleans())
+def test_arguments_are_told_to_the_character_as_they_come(name: str, values: list[object], indent: bool) -> None:
+    head, tail = HEADS[name]
+    texts = [json.dumps(value, ensure_ascii=False, indent=1 if indent else None) for value in values]
+    reader = tools(name).reader()
+    told = Said()
+    for text in texts:
+        for character in f"{head}{text}{tail}\n":
+            news = reader.feed(character)
+            told += news
+            is_within = told.calls and told.calls[-1].arguments and reader.is_in_call
+            assert not is_within or news.calls  # nothing is held back
+    told += reader.flush()
+    assert told == Said(calls=tuple(Call("f", text) for text in texts))
+    assert not reader.is_in_call
+
+
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_a_call_that_is_cut_off_has_arguments_that_are(name: str) -> None:
+    head, _ = HEADS[name]
+    reader = tools(name).reader()
+    assert sum(map(reader.feed, head + '{"a": "}'), Said()) + reader.flush() == Said(calls=(Call("f", '{"a": "}'),))
+    assert reader.is_in_call
+
+
+def test_names_that_no_tool_has_begin_nothing_and_neither_does_a_second_call_where_one_is_allowed() -> None:
+    head, tail = HEADS["hermes"]
+    nobodys = f'{head.replace("f", "g", 1)}{{"a": 1}}{tail}'
+    assert read(tools("hermes"), *nobodys) == Said(nobodys)
+    one = f'{head}{{"a": 1}}{tail}'
+    assert read(tools("hermes", has_parallel_calls=False), *(one + one)) == Said("", "", (F,))
+
+
+def test_a_call_whose_name_comes_late_is_told_whole() -> None:
+    late = '<tool_call>{"arguments": {"a":1}, "name": "f"}</tool_call>'
+    far = f'<tool_call>{" " * 600}{{"name": "f", "arguments": {{"a":1}}}}</tool_call>'
+    for text in (late, far):
+        assert read(tools("hermes"), text) == read(tools("hermes"), *text) == Said("", "", (F,))
