@@ -21,6 +21,7 @@ Quantization = Literal["none", "int8"]
 ReasoningParser = Literal["none", "think"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 LogFormat = Literal["text", "json"]
+OverloadStatus = Literal["503", "429"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_MODEL = "smollm2"
@@ -121,6 +122,16 @@ class ServerConfig:
     """Most open connections: with one more, that which has been idle longest is closed. By default what the limit of \
     open files (`ulimit -n`) allows."""
 
+    max_queued_requests: int = field(default=512, metadata={"at_least": 0})
+    """Most requests that wait, beside the `--max-num-seqs` that run; each choice is one. More are refused at once, with
+    a `Retry-After` that is measured."""
+
+    max_queued_tokens: int | None = field(default=None, metadata={"at_least": 1})
+    """Most tokens in the prompts that wait. By default eight times what the KV cache holds."""
+
+    overload_status: OverloadStatus = "503"
+    """HTTP status of such a refusal: 503 as the server is at its limit, or 429 for clients that retry on that alone."""
+
     reasoning_parser: ReasoningParser = "none"
     """How the model writes its thoughts. `think`: in `<think>` tags; chats then have them in `reasoning_content`."""
 
@@ -136,7 +147,7 @@ class ServerConfig:
     log_prompts: bool = False
     """Log the beginning of each prompt, as the model gets it."""
 
-    shutdown_timeout: int = field(default=25, metadata={"at_least": 0})
+    shutdown_timeout: int = field(default=30, metadata={"at_least": 0})
     """Seconds that open requests get to finish in when the server is told to stop (SIGTERM, Ctrl-C)."""
 
     stall_timeout: int = field(default=120, metadata={"at_least": 1})

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from config.schema import Settings
 from engine.client import AsyncEngine
 from server import __version__
+from server.admission import Admission, ReleasePlace, Throughput
 from server.auth import RequireKey, load_keys
 from server.errors import routing_error
 from server.metrics import CountResponses, Metrics
@@ -46,7 +47,10 @@ def create_app(
             prefix_caching=settings.engine.cache.prefix_caching,
         )
     engine.add_observer(metrics.on_report)
-    serving = Serving.make(settings, engine, watchdog or Watchdog.of(settings, engine))
+    throughput = Throughput()
+    engine.add_observer(throughput.add)
+    admission = Admission.of(settings, engine.info, throughput)
+    serving = Serving.make(settings, engine, watchdog or Watchdog.of(settings, engine), admission)
     app = FastAPI(
         title="Chairlift",
         version=__version__,
@@ -69,6 +73,7 @@ def create_app(
 def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: Metrics) -> None:
     """Put the middleware around the routes. Each goes around those before it: `middleware` shows the whole."""
     origins = allowed_origins(settings.access)
+    app.add_middleware(ReleasePlace)
     app.add_middleware(TimeBody, timeout_s=settings.server.body_timeout)
     app.add_middleware(LimitBody)
     if keys:

@@ -7,7 +7,7 @@ stream ends: used up, closed early, cancelled because the client has left, or by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import anyio
@@ -21,8 +21,11 @@ Chunks = AsyncGenerator[tuple[int, Chunk], None]
 _Item = tuple[int, Chunk] | Exception | None
 
 
-async def run_choices(engine: AsyncEngine, work: Work) -> Chunks:
-    """Generate all choices of `work`. Raises the first error of any of them."""
+async def run_choices(engine: AsyncEngine, work: Work, on_begun: Callable[[int], None]) -> Chunks:
+    """Generate all choices of `work`. Raises the first error of any of them.
+
+    `on_begun` is called for each choice with the length of its prompt, in tokens, when its first chunk has come.
+    """
     streams = [
         engine.generate(
             generation.prompt_token_ids, generation.params, priority=work.priority, cache_salt=work.cache_salt
@@ -31,12 +34,20 @@ async def run_choices(engine: AsyncEngine, work: Work) -> Chunks:
     ]
     if len(streams) == 1:  # nearly always; it needs no task of its own
         async with aclosing(streams[0]) as stream:
+            has_begun = False
             async for chunk in stream:
+                if not has_begun:
+                    has_begun = True
+                    on_begun(len(work.generations[0].prompt_token_ids))
                 yield 0, chunk
         return
+    waiting = set(range(len(streams)))
     async with aclosing(_merge(streams)) as merged:
-        async for item in merged:
-            yield item
+        async for index, chunk in merged:
+            if index in waiting:
+                waiting.remove(index)
+                on_begun(len(work.generations[index].prompt_token_ids))
+            yield index, chunk
 
 
 async def _merge(streams: Sequence[AsyncGenerator[Chunk, None]]) -> Chunks:

@@ -52,6 +52,14 @@ class BodyTooLarge(ServerRefusal):
     """The body is longer than the limit."""
 
 
+class TooManyRequests(ServerRefusal):
+    """The client is to ask less, or later: after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class Unavailable(ServerRefusal):
     """The server cannot do its work now."""
 
@@ -73,6 +81,7 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
     ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
     BodyTooSlow: Row(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
+    TooManyRequests: Row(429, "rate_limit_error", "rate_limit_exceeded"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),
     Overloaded: Row(503, "service_unavailable", "overloaded"),
     EngineDead: Row(500, "server_error", "engine_dead"),
@@ -138,7 +147,7 @@ def routing_error(error: HTTPException, method: str, path: str) -> ApiError:
 
 
 def _headers(error: Exception) -> dict[str, str] | None:
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | TooManyRequests):
         return {"Retry-After": str(math.ceil(error.retry_after_s))}
     if isinstance(error, EngineDead):
         return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}

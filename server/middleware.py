@@ -2,7 +2,8 @@
 
 Outermost first (those of other modules in brackets; CORS only if other origins are allowed, keys if there are any):
 (CountResponses) > RequestId > (LogRequests) > (CORSMiddleware) > AnswerErrors
-> (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody > the routes
+> (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody
+> (ReleasePlace, of admission) > the routes
 """
 
 from __future__ import annotations

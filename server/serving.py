@@ -11,6 +11,7 @@ from importlib.metadata import version as package_version
 from config.schema import Settings
 from engine.client import AsyncEngine
 from server import __version__
+from server.admission import Admission
 from server.chat.dialect import Dialect
 from server.convert import Converter
 from server.watchdog import Watchdog
@@ -22,6 +23,7 @@ class Serving:
 
     engine: AsyncEngine
     watchdog: Watchdog
+    admission: Admission
     root: str
     """The model as the operator named it."""
     converter: Converter
@@ -36,8 +38,8 @@ class Serving:
     """What one API key has sent is not reused for another."""
 
     @classmethod
-    def make(cls, settings: Settings, engine: AsyncEngine, watchdog: Watchdog) -> Serving:
-        """Serve `engine`, which has loaded and which `watchdog` looks at."""
+    def make(cls, settings: Settings, engine: AsyncEngine, watchdog: Watchdog, admission: Admission) -> Serving:
+        """Serve `engine`, which has loaded and which `watchdog` looks at and `admission` guards."""
         root = settings.engine.model.model
         info = engine.info
         torch, transformers = _version("torch"), _version("transformers")
@@ -56,6 +58,7 @@ class Serving:
         return cls(
             engine,
             watchdog,
+            admission,
             root,
             Converter(engine, dialect),
             fingerprint,

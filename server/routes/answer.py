@@ -9,9 +9,11 @@ from dataclasses import replace
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from server.admission import Place
 from server.choices import run_choices
 from server.convert import Work
 from server.disconnect import while_connected
+from server.limits import MAX_N
 from server.protocol.generation import GenerationRequest, StreamOptions
 from server.render import Answer, Shape, UsageReports
 from server.serving import Serving
@@ -23,13 +25,25 @@ _LOGGED_PROMPT_LEN = 1024
 """Tokens of a prompt that `--log-prompts` shows."""
 
 
-async def answer(request: Request, serving: Serving, body: GenerationRequest, work: Work, shape: Shape) -> Response:
+async def admit(request: Request, serving: Serving, body: GenerationRequest, *, num_prompts: int = 1) -> Place:
+    """A place for the request, before anything costly is done for it. Raises Overloaded or TooManyRequests."""
+    # Whether `n` is in range is said later; here it only must not count for nothing, or for too much.
+    num_each = min(max(body.n or 1, getattr(body, "best_of", None) or 1, 1), MAX_N)
+    num_bytes = len(await request.body())  # it has been read
+    return serving.admission.admit(request, num_requests=num_prompts * num_each, num_bytes=num_bytes)
+
+
+async def answer(
+    request: Request, serving: Serving, body: GenerationRequest, work: Work, shape: Shape, place: Place
+) -> Response:
     """Generate, and answer in the shape of the route. A client that leaves ends the generation."""
     rendered = Answer(shape, work, serving.engine.tokenizer, model=serving.model, fingerprint=serving.fingerprint)
     request.state.report = rendered.generated
     if serving.log_prompts:
         _log_prompts(serving, work)
-    chunks = run_choices(serving.engine, _salted(work, request) if serving.prefix_cache_per_key else work)
+    place.correct(sum(len(each.prompt_token_ids) for each in work.generations))
+    salted = _salted(work, request) if serving.prefix_cache_per_key else work
+    chunks = run_choices(serving.engine, salted, place.begun)
     if body.stream:
         return await event_stream(request, rendered.stream(chunks, _usage_reports(body.stream_options)))
     full = asyncio.create_task(rendered.full(chunks))

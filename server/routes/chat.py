@@ -8,7 +8,7 @@ from server.body import read_body
 from server.openapi import generation_docs
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.render import ChatShape
-from server.routes.answer import answer
+from server.routes.answer import admit, answer
 from server.serving import Serving
 
 
@@ -24,7 +24,8 @@ def router(serving: Serving) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer the last message of a conversation."""
         body = await read_body(request, ChatCompletionRequest)
+        place = await admit(request, serving, body)
         work = await serving.converter.chat(body)
-        return await answer(request, serving, body, work, shape)
+        return await answer(request, serving, body, work, shape, place)
 
     return routes

@@ -8,7 +8,7 @@ from server.body import read_body
 from server.openapi import generation_docs
 from server.protocol.completions import Completion, CompletionChunk, CompletionRequest
 from server.render import CompletionShape
-from server.routes.answer import answer
+from server.routes.answer import admit, answer
 from server.serving import Serving
 
 
@@ -23,7 +23,8 @@ def router(serving: Serving) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Go on from a text."""
         body = await read_body(request, CompletionRequest)
+        place = await admit(request, serving, body, num_prompts=len(body.prompt))
         work = await serving.converter.completion(body)
-        return await answer(request, serving, body, work, shape)
+        return await answer(request, serving, body, work, shape, place)
 
     return routes

@@ -17,16 +17,24 @@ from tests.factories_engine import Call, FakeEngine, Script, say
 pytestmark = pytest.mark.anyio
 
 
-def run(engine: FakeEngine, num_choices: int) -> Chunks:
-    """Choice i has the prompt [i]."""
-    generations = tuple(Generation((i,), SamplingParams()) for i in range(num_choices))
-    return run_choices(cast(AsyncEngine, engine), Work(generations, 1, priority=3, cache_salt="salt", num_each=1))
+def run(engine: FakeEngine, num_choices: int, begun: list[int] | None = None) -> Chunks:
+    """Choice i has a prompt of i + 1 tokens i. The lengths of prompts whose output has begun go to `begun`."""
+    generations = tuple(Generation((i,) * (i + 1), SamplingParams()) for i in range(num_choices))
+    work = Work(generations, 1, priority=3, cache_salt="salt", num_each=1)
+    return run_choices(cast(AsyncEngine, engine), work, ([] if begun is None else begun).append)
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_each_beginning_is_told_once(num_choices: int) -> None:
+    begun: list[int] = []
+    [item async for item in run(FakeEngine(say("a", "b")), num_choices, begun)]
+    assert sorted(begun) == list(range(1, num_choices + 1))
 
 
 async def test_what_the_engine_is_asked_for() -> None:
     engine = FakeEngine(say("a"))
     [item async for item in run(engine, 2)]
-    assert [call.prompt_token_ids for call in engine.calls] == [[0], [1]]
+    assert [call.prompt_token_ids for call in engine.calls] == [[0], [1, 1]]
     assert {(call.priority, call.cache_salt) for call in engine.calls} == {(3, "salt")}
 
 
