@@ -158,6 +158,13 @@ class ServerConfig:
     """Seconds that what hangs gets to go on after all. Then the process ends with status 1; its log has the stacks of
     all threads."""
 
+    max_stored_responses: int = field(default=1000, metadata={"at_least": 0})
+    """Most finished answers of `/v1/responses` that are kept, in memory, for `previous_response_id` and `GET`. The \
+    one that was not used for longest goes first. 0 keeps none."""
+
+    stored_responses_memory: int = field(default=64 * 1024**2, metadata={"at_least": 0, "unit": "bytes"})
+    """Most bytes that those take, each with the conversation before it."""
+
     vllm_metrics: bool = True
     """Also publish the `vllm:*` metric names that existing dashboards and autoscalers read."""
 

@@ -22,7 +22,7 @@ from server.middleware import AnswerErrors, LimitBody, RequestId, TimeBody
 from server.openapi import openapi_of
 from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
 from server.requestlog import LogRequests
-from server.routes import chat, completions, docs, models, status, tokenize
+from server.routes import chat, completions, docs, models, responses, status, tokenize
 from server.serving import Serving
 from server.watchdog import Watchdog
 
@@ -55,13 +55,20 @@ def create_app(
         title="Chairlift",
         version=__version__,
         description=_DESCRIPTION,
-        lifespan=_lifespan_of(metrics),
+        lifespan=_lifespan_of(metrics, serving),
         docs_url=None,  # ours: routes.docs
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: _on_routing_error},
     )
-    for make_router in (completions.router, chat.router, tokenize.router, models.router, status.router):
+    for make_router in (
+        completions.router,
+        chat.router,
+        responses.router,
+        tokenize.router,
+        models.router,
+        status.router,
+    ):
         app.include_router(make_router(serving))
     app.include_router(metrics_router(metrics), tags=["Status"])
     app.include_router(docs.router())
@@ -85,7 +92,7 @@ def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: 
         app.add_middleware(
             CORSMiddleware,
             allow_origins=sorted(origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["DELETE", "GET", "POST"],
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
@@ -94,7 +101,7 @@ def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: 
     app.add_middleware(CountResponses, metrics=metrics)
 
 
-def _lifespan_of(metrics: Metrics) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan_of(metrics: Metrics, serving: Serving) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         watching = asyncio.create_task(metrics.watch_event_loop())
@@ -104,6 +111,7 @@ def _lifespan_of(metrics: Metrics) -> Callable[[FastAPI], AbstractAsyncContextMa
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
+            await serving.jobs.close()
 
     return lifespan
 

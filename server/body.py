@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from engine.errors import RequestError
 from server.protocol.base import ApiModel
-from server.unsupported import refuse_unsupported
+from server.unsupported import UNSUPPORTED, Unsupported, refuse_unsupported
 
 _SHOWN_LEN = 200
 """Characters of the parser's words that are said."""
@@ -22,14 +22,22 @@ _SHOWN_LEN = 200
 _Model = TypeVar("_Model", bound=ApiModel)
 
 
-async def read_body(request: Request, model: type[_Model]) -> _Model:
-    """Read, parse and check the body. Raises RequestError, or BodyTooLarge or ClientDisconnect while reading."""
+async def read_body(request: Request, model: type[_Model], unsupported: Unsupported = UNSUPPORTED) -> _Model:
+    """Read, parse and check the body. Raises RequestError, or BodyTooLarge or ClientDisconnect while reading.
+
+    `unsupported`: the fields that the route refuses by name.
+    """
     body = parse_object(await request.body())
-    refuse_unsupported(body)
+    refuse_unsupported(body, unsupported)
+    return validate(model, body)
+
+
+def validate(model: type[_Model], value: Any, where: str = "") -> _Model:
+    """`value` as a `model`. Raises RequestError; `where`: the value's place in the body, `input[2]`, say."""
     try:
-        return model.model_validate(body)
+        return model.model_validate(value)
     except ValidationError as error:
-        raise explain(error) from None  # it holds the values, and so the prompt
+        raise explain(error, where) from None  # it holds the values, and so the prompt
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -50,10 +58,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def explain(error: ValidationError) -> RequestError:
+def explain(error: ValidationError, where: str = "") -> RequestError:
     """The first thing that is wrong, with its field's name and what would be right."""
     details = error.errors(include_url=False)[0]
-    name = _field_name(details["loc"])
+    name = _field_name(details["loc"], where)
     if details["type"] == "value_error":  # one of our own validators, which name the field themselves
         message = str(details["ctx"]["error"])
     elif details["type"] == "missing":
@@ -63,9 +71,8 @@ def explain(error: ValidationError) -> RequestError:
     return RequestError(message, param=name, code="invalid_value")
 
 
-def _field_name(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, say."""
-    name = ""
+def _field_name(loc: tuple[int | str, ...], name: str) -> str:
+    """`messages[0].content`, say; `name` is what it begins with."""
     for part in loc:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
     return name

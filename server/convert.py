@@ -154,6 +154,11 @@ class Converter:
         (tokens,) = await self._any_length.encode(texts, add_special_tokens=add_special_tokens)
         return tokens
 
+    async def num_tokens(self, text: str) -> int:
+        """How many tokens a text has, however long it is."""
+        (tokens,) = await self._any_length.encode([text], add_special_tokens=False)
+        return len(tokens)
+
     async def detokenize(self, body: DetokenizeRequest) -> str:
         """The tokens' text. Raises RequestError or ModelNotFound."""
         self._check_model(body.model)

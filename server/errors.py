@@ -44,6 +44,10 @@ class ModelNotFound(ServerRefusal):
     """Another model was asked for than the one that is served."""
 
 
+class ResponseNotFound(ServerRefusal):
+    """No such response is kept, or it is another API key's."""
+
+
 class BodyTooSlow(ServerRefusal):
     """The body takes longer to come than the limit."""
 
@@ -79,6 +83,7 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
     Unauthorized: Row(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Row(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
+    ResponseNotFound: Row(404, "invalid_request_error", "response_not_found"),
     BodyTooSlow: Row(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
     TooManyRequests: Row(429, "rate_limit_error", "rate_limit_exceeded"),

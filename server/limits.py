@@ -22,3 +22,15 @@ MAX_TEMPLATE_S = 2.0
 
 MAX_REQUEST_ID_LEN = 128
 """Longest `X-Request-Id` that is taken over from a client, in characters."""
+
+MAX_METADATA = 16
+"""Most values in a response's `metadata`, as OpenAI has it."""
+
+MAX_METADATA_NAME_LEN = 64
+"""Longest name in `metadata`, in characters."""
+
+MAX_METADATA_VALUE_LEN = 512
+"""Longest value in `metadata`, in characters."""
+
+MAX_BACKGROUND_RESPONSES = 256
+"""Most responses that are made in the background at once. Unlike others, they are not bounded by connections."""

@@ -17,6 +17,8 @@ from server.protocol.base import ApiModel
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.protocol.completions import Completion, CompletionChunk, CompletionRequest
 from server.protocol.errors import ErrorEnvelope
+from server.protocol.responses import ResponsesRequest
+from server.protocol.responses_answer import DeletedResponse, ResponseEvent, ResponseObject
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
@@ -26,8 +28,22 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "The server is at fault, or has no room", "model": ErrorEnvelope},
 }
 
-_REQUESTS: tuple[type[ApiModel], ...] = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
-_ANSWERS: tuple[type[ApiModel], ...] = (Completion, CompletionChunk, ChatCompletion, ChatCompletionChunk)
+_REQUESTS: tuple[type[ApiModel], ...] = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+_ANSWERS: tuple[type[ApiModel], ...] = (
+    Completion,
+    CompletionChunk,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ResponseObject,
+    ResponseEvent,
+    DeletedResponse,
+)
 
 
 def generation_docs(
@@ -48,6 +64,12 @@ def body_docs(request: type[ApiModel], *, example: dict[str, Any]) -> dict[str, 
     json_body = {"schema": _reference(request), "example": example}
     body = {"required": True, "content": {"application/json": json_body}}
     return {"openapi_extra": {"requestBody": body}, "responses": ERROR_RESPONSES}
+
+
+def answer_docs(model: type[ApiModel]) -> dict[str, Any]:
+    """What a route without a body is documented with that writes its answer, a `model`, itself."""
+    ok = {200: {"description": "OK", "content": {"application/json": {"schema": _reference(model)}}}}
+    return {"response_model": None, "responses": ok | ERROR_RESPONSES}
 
 
 def openapi_of(app: FastAPI, *, needs_key: bool) -> Callable[[], dict[str, Any]]:

@@ -10,7 +10,6 @@ the two routes differ in is a Shape. Knows no HTTP, no framing, no engine.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -25,26 +24,10 @@ from server.chat.reader import Reader
 from server.chat.said import Call, Said
 from server.choices import Chunks
 from server.convert import Reports, Work
+from server.json_text import dump, dump_line
 from server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from server.reports import Report, ReportedToken, Reporter
 from server.requestlog import Generated
-
-_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Raw in JSON they are right, but line readers (`str.splitlines`, so httpx's `iter_lines`) break an event at them."""
-
-
-def quote(text: str) -> str:
-    """`text` as a JSON string on one line."""
-    return _one_line(_dump(text))
-
-
-def _one_line(json_text: str) -> str:
-    if not json_text.isascii():
-        for character, escape in _LINE_ENDS.items():  # which JSON has in strings only
-            json_text = json_text.replace(character, escape)
-    return json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +77,7 @@ class CompletionShape:
 
     def delta_json(self, delta: Delta) -> str:
         """See Shape."""
-        return f'"text":{quote(delta.text)}'
+        return f'"text":{dump_line(delta.text)}'
 
     def content(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """See Shape."""
@@ -117,11 +100,11 @@ class ChatShape:
         """See Shape."""
         members = ['"role":"assistant"'] if delta.is_first else []
         if delta.text or (delta.is_first and not delta.reasoning and not delta.calls):
-            members.append(f'"content":{quote(delta.text)}')
+            members.append(f'"content":{dump_line(delta.text)}')
         if delta.reasoning:
-            members.append(f'"reasoning_content":{quote(delta.reasoning)}')
+            members.append(f'"reasoning_content":{dump_line(delta.reasoning)}')
         if delta.calls:
-            members.append(f'"tool_calls":{_one_line(_dump(delta.calls))}')
+            members.append(f'"tool_calls":{dump_line(delta.calls)}')
         return f'"delta":{{{",".join(members)}}}'
 
     def content(self, deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -238,17 +221,17 @@ class Answer:
 
     async def stream(self, chunks: Chunks, reports: UsageReports) -> AsyncGenerator[str, None]:
         """A JSON text for each delta, then one for the usage if it is asked for. Closes `chunks`."""
-        common = _dump({**self._common, "object": self._shape.chunk_object})[:-1]  # without the closing brace
+        common = dump({**self._common, "object": self._shape.chunk_object})[:-1]  # without the closing brace
         ending = ',"usage":null}' if reports.at_end else "}"  # the null is OpenAI's
         async with aclosing(chunks):
             async for index, chunk in chunks:
                 if (delta := self._take(index, chunk)) is None:
                     continue
                 if reports.in_every_chunk:
-                    ending = f',"usage":{_dump(self._usage())}}}'
+                    ending = f',"usage":{dump(self._usage())}}}'
                 yield f'{common},"choices":[{self._choice_json(delta)}]{ending}'
         if reports.at_end:
-            yield f'{common},"choices":[],"usage":{_dump(self._usage())}}}'
+            yield f'{common},"choices":[],"usage":{dump(self._usage())}}}'
 
     def _take(self, index: int, chunk: Chunk) -> Delta | None:
         """The delta that a chunk makes; None while the text of its tokens is held back."""
@@ -305,10 +288,10 @@ class Answer:
         if delta.report is None:
             start += '"logprobs":null,"finish_reason":'
         else:
-            start += f'{_one_line(_dump(self._report(delta.report))[1:-1])},"finish_reason":'
+            start += f'{dump_line(self._report(delta.report))[1:-1]},"finish_reason":'
         if delta.finish_reason is None:
             return start + "null}"
-        return f'{start}{_dump(delta.finish_reason)},"stop_reason":{_dump(delta.stop_reason)}}}'
+        return f'{start}{dump(delta.finish_reason)},"stop_reason":{dump(delta.stop_reason)}}}'
 
     def _fold(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
         """A full answer's choice."""

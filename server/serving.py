@@ -14,6 +14,8 @@ from server import __version__
 from server.admission import Admission
 from server.chat.dialect import Dialect
 from server.convert import Converter
+from server.responses.background import BackgroundJobs
+from server.responses.store import ResponseStore
 from server.watchdog import Watchdog
 
 
@@ -29,6 +31,10 @@ class Serving:
     converter: Converter
     fingerprint: str
     """Changes with whatever may change the text that a prompt and a seed give."""
+    responses: ResponseStore
+    """Finished answers of /v1/responses."""
+    jobs: BackgroundJobs
+    """Those that are being made while nobody waits."""
     torch_version: str
     transformers_version: str
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -55,15 +61,18 @@ class Serving:
         )
         fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
         dialect = Dialect.of(settings.server, engine.tokenizer)
+        store = ResponseStore(settings.server.max_stored_responses, settings.server.stored_responses_memory)
         return cls(
-            engine,
-            watchdog,
-            admission,
-            root,
-            Converter(engine, dialect),
-            fingerprint,
-            torch,
-            transformers,
+            engine=engine,
+            watchdog=watchdog,
+            admission=admission,
+            root=root,
+            converter=Converter(engine, dialect),
+            fingerprint=fingerprint,
+            responses=store,
+            jobs=BackgroundJobs(),
+            torch_version=torch,
+            transformers_version=transformers,
             log_prompts=settings.server.log_prompts,
             prefix_cache_per_key=settings.engine.cache.prefix_cache_per_key,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Protocol
 
 from fastapi import Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -19,19 +20,47 @@ from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
 
 from server.disconnect import while_connected
-from server.errors import to_api_error
+from server.errors import ApiError, to_api_error
 
 KEEP_ALIVE_S = 15.0
 """Seconds between keep-alive comments. Proxies give up at 30 to 60."""
 
-_DONE = b"data: [DONE]\n\n"
+
+class Framing(Protocol):
+    """How the events of a stream are written. There are two ways: `DataOnly`, and that of /v1/responses."""
+
+    end: bytes
+    """What closes every stream, if anything does."""
+
+    def event(self, text: str) -> bytes:
+        """An event, given its JSON text."""
+
+    def error(self, error: ApiError) -> bytes:
+        """An error after the first byte."""
+
+
+class DataOnly:
+    """One `data:` line each, and `[DONE]`: the completions routes."""
+
+    end = b"data: [DONE]\n\n"
+
+    def event(self, text: str) -> bytes:
+        """See Framing."""
+        return f"data: {text}\n\n".encode()
+
+    def error(self, error: ApiError) -> bytes:
+        """See Framing."""
+        return self.event(error.json())
+
 
 # By default sse-starlette cuts every stream when the process is told to stop. Ours may finish: uvicorn waits for them
 # as long as `--shutdown-timeout` says.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
-async def event_stream(request: Request, events: AsyncGenerator[str, None]) -> EventStream:
+async def event_stream(
+    request: Request, events: AsyncGenerator[str, None], framing: Framing | None = None
+) -> EventStream:
     """Answer with `events`, JSON texts, of which there is at least one. Closes them, however the response ends.
 
     Raises what the first one raises, and ClientDisconnect.
@@ -40,17 +69,20 @@ async def event_stream(request: Request, events: AsyncGenerator[str, None]) -> E
     await while_connected(request.receive, first, timeout_s=KEEP_ALIVE_S)
     if first.done():
         first.result()
-    return EventStream(first, events, request.state.request_id)
+    return EventStream(first, events, request.state.request_id, framing or DataOnly())
 
 
 class EventStream(EventSourceResponse):
     """A response that sends each event as it comes."""
 
-    def __init__(self, first: asyncio.Task[str], events: AsyncGenerator[str, None], request_id: str) -> None:
+    def __init__(
+        self, first: asyncio.Task[str], events: AsyncGenerator[str, None], request_id: str, framing: Framing
+    ) -> None:
         """`first` is the task that waits for the first of `events`."""
         self._first = first
         self._events = events
         self._request_id = request_id
+        self._framing = framing
         super().__init__(
             self._frames(),
             headers={"Cache-Control": "no-cache"},
@@ -69,12 +101,13 @@ class EventStream(EventSourceResponse):
     async def _frames(self) -> AsyncGenerator[bytes, None]:
         """Each event as it goes over the wire. The status has been sent: from here on an error is an event."""
         try:
-            yield _frame(await self._first)
+            yield self._framing.event(await self._first)
             async for event in self._events:
-                yield _frame(event)
+                yield self._framing.event(event)
         except Exception as error:
-            yield _frame(to_api_error(error, request_id=self._request_id).json())
-        yield _DONE
+            yield self._framing.error(to_api_error(error, request_id=self._request_id))
+        if self._framing.end:
+            yield self._framing.end
 
     async def _close(self) -> None:
         self._first.cancel()
@@ -93,7 +126,3 @@ class EventStream(EventSourceResponse):
 
 async def _first(events: AsyncGenerator[str, None]) -> str:
     return await anext(events)
-
-
-def _frame(event: str) -> bytes:
-    return f"data: {event}\n\n".encode()

@@ -11,7 +11,10 @@ from typing import Any
 
 from engine.errors import RequestError
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+Unsupported = Mapping[str, tuple[Any, ...]]
+"""Field -> the values, beside null, that ask for nothing."""
+
+UNSUPPORTED: Unsupported = {
     # Sampling
     "length_penalty": (1,),
     "bad_words": ([],),
@@ -68,15 +71,42 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
 }
-"""Field -> the values, beside null, that ask for nothing."""
+"""Of the completions routes."""
+
+UNSUPPORTED_RESPONSES: Unsupported = {
+    "access_programs": (),
+    "background_options": ({},),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Of /v1/responses."""
+
+UNSUPPORTED_RESPONSE_QUERY: Unsupported = {
+    "include": (),
+    "include[]": (),
+    "include_obfuscation": ("false",),
+    "starting_after": (),
+    "stream": ("false",),
+}
+"""Of GET /v1/responses/{id}."""
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+def refuse_unsupported(body: Mapping[str, Any], unsupported: Unsupported = UNSUPPORTED) -> None:
     """Raise RequestError for the first field of `body` that asks for something that is not there yet."""
     for name, value in body.items():
-        if name not in UNSUPPORTED or value is None:
+        if name not in unsupported or value is None:
             continue
-        if not any(_same(value, neutral) for neutral in UNSUPPORTED[name]):
+        if not any(_same(value, neutral) for neutral in unsupported[name]):
             raise RequestError(
                 f"{name} is not supported by this server: leave it out", param=name, code="unsupported_parameter"
             )

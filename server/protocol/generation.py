@@ -43,14 +43,11 @@ class StreamOptions(ApiModel):
     """Padding against guessing text from the sizes of packets is not supported."""
 
 
-class GenerationRequest(ApiModel):
-    """What both completions routes take. `null` is the same as leaving a field out."""
+class SamplingRequest(ApiModel):
+    """What every route takes that generates. `null` is the same as leaving a field out."""
 
     model: str | None = None
     """The served model's name (see /v1/models). May be left out."""
-    max_tokens: int | None = documented(minimum=0)
-    """Most tokens to generate. Left out: 16 for /v1/completions, up to the context length for chat. 0, with `echo` or
-    `prompt_logprobs` only, scores the prompt."""
     temperature: float | None = documented(minimum=0, default=1.0)
     """0 takes the most likely token always; 1 samples from the model's own distribution."""
     top_p: float | None = documented(exclusiveMinimum=0, maximum=1, default=1.0)
@@ -71,8 +68,6 @@ class GenerationRequest(ApiModel):
     """Choose among these tokens only."""
     seed: int | None = documented(minimum=-(2**63), maximum=2**64 - 1)
     """Same seed, same text. Left out: a fresh one each time."""
-    n: int | None = documented(minimum=1, maximum=128, default=1)
-    """Choices for each prompt."""
     stop: StopStrings | None = None
     """Up to 16 strings that end the text; it is cut before the first one."""
     stop_token_ids: list[int] | None = None
@@ -83,25 +78,10 @@ class GenerationRequest(ApiModel):
     """Tokens before the first that may end the text: end-of-text, stop tokens and stop strings do not before."""
     ignore_eos: bool | None = None
     """Go on after an end-of-text token."""
-    skip_special_tokens: bool | None = documented(default=True)
-    """Leave special tokens out of the text."""
-    add_special_tokens: bool | None = None
-    """Begin the prompt with the model's begin-of-text token. On by default, but off for chat: templates have it."""
-    truncate_prompt_tokens: int | None = documented(minimum=-1)
-    """Keep this many of the prompt's last tokens; -1: as many as the context has room for beside `max_tokens`."""
-    response_format: ResponseFormat | None = None
-    """What the text must be: JSON, JSON of a schema, or anything."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's name for the same, with more kinds. Not beside a `response_format` that asks for JSON."""
-    prompt_logprobs: int | None = documented(minimum=0, maximum=20)
-    """Report the logprob of each token of the prompt, and of this many most likely ones. Not for streams. The prompt is
-    then computed whole, without the prefix cache."""
-    return_token_ids: bool | None = None
-    """Report the token ids of prompt and text."""
     stream: bool | None = None
     """Send the text as it comes, as server-sent events."""
-    stream_options: StreamOptions | None = None
-    """With `stream` only."""
     priority: int | None = documented(default=0)
     """Smaller goes first."""
     cache_salt: str | None = documented(maxLength=1024)
@@ -112,6 +92,31 @@ class GenerationRequest(ApiModel):
     """As `user`."""
     prompt_cache_key: str | None = None
     """As `user`. Prompts that begin alike share their cached prefix without it."""
+
+
+class GenerationRequest(SamplingRequest):
+    """What both completions routes take."""
+
+    max_tokens: int | None = documented(minimum=0)
+    """Most tokens to generate. Left out: 16 for /v1/completions, up to the context length for chat. 0, with `echo` or
+    `prompt_logprobs` only, scores the prompt."""
+    n: int | None = documented(minimum=1, maximum=128, default=1)
+    """Choices for each prompt."""
+    skip_special_tokens: bool | None = documented(default=True)
+    """Leave special tokens out of the text."""
+    add_special_tokens: bool | None = None
+    """Begin the prompt with the model's begin-of-text token. On by default, but off for chat: templates have it."""
+    truncate_prompt_tokens: int | None = documented(minimum=-1)
+    """Keep this many of the prompt's last tokens; -1: as many as the context has room for beside `max_tokens`."""
+    response_format: ResponseFormat | None = None
+    """What the text must be: JSON, JSON of a schema, or anything."""
+    prompt_logprobs: int | None = documented(minimum=0, maximum=20)
+    """Report the logprob of each token of the prompt, and of this many most likely ones. Not for streams. The prompt is
+    then computed whole, without the prefix cache."""
+    return_token_ids: bool | None = None
+    """Report the token ids of prompt and text."""
+    stream_options: StreamOptions | None = None
+    """With `stream` only."""
 
 
 class PromptTokensDetails(ApiModel):

@@ -10,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from server.admission import Place
-from server.choices import run_choices
+from server.choices import Chunks, run_choices
 from server.convert import Work
 from server.disconnect import while_connected
 from server.limits import MAX_N
@@ -39,16 +39,21 @@ async def answer(
     """Generate, and answer in the shape of the route. A client that leaves ends the generation."""
     rendered = Answer(shape, work, serving.engine.tokenizer, model=serving.model, fingerprint=serving.fingerprint)
     request.state.report = rendered.generated
-    if serving.log_prompts:
-        _log_prompts(serving, work)
-    place.correct(sum(len(each.prompt_token_ids) for each in work.generations))
-    salted = _salted(work, request) if serving.prefix_cache_per_key else work
-    chunks = run_choices(serving.engine, salted, place.begun)
+    chunks = generate(request, serving, work, place)
     if body.stream:
         return await event_stream(request, rendered.stream(chunks, _usage_reports(body.stream_options)))
     full = asyncio.create_task(rendered.full(chunks))
     await while_connected(request.receive, full)
     return JSONResponse(full.result())
+
+
+def generate(request: Request, serving: Serving, work: Work, place: Place) -> Chunks:
+    """What the engine makes of `work`, which `request` has asked for. It begins when the first chunk is asked for."""
+    if serving.log_prompts:
+        _log_prompts(serving, work)
+    place.correct(sum(len(each.prompt_token_ids) for each in work.generations))
+    salted = _salted(work, request) if serving.prefix_cache_per_key else work
+    return run_choices(serving.engine, salted, place.begun)
 
 
 def _log_prompts(serving: Serving, work: Work) -> None:
