@@ -91,7 +91,12 @@ _EXPECTED = {
 }
 
 
-_EXPECTED_LISTS = {"stop": "a string or an array of strings", "content": "a string or an array of text parts"}
+_EXPECTED_LISTS = {
+    "stop": "a string or an array of strings",
+    "content": "a string or an array of text parts",
+    "output": "a string or an array of text parts",
+    "input": "a string or an array of items",
+}
 """Lists that may be sent as one string."""
 
 

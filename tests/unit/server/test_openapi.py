@@ -8,6 +8,8 @@ import pytest
 
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.generation import SamplingRequest
+from server.protocol.responses import ResponsesRequest
 from tests.factories_engine import FakeEngine
 from tests.factories_http import make_app
 
@@ -36,10 +38,14 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("path", "model"),
-    [("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatCompletionRequest)],
+    [
+        ("/v1/completions", CompletionRequest),
+        ("/v1/chat/completions", ChatCompletionRequest),
+        ("/v1/responses", ResponsesRequest),
+    ],
 )
 def test_the_body_is_described_field_by_field(
-    document: dict[str, Any], path: str, model: type[CompletionRequest | ChatCompletionRequest]
+    document: dict[str, Any], path: str, model: type[SamplingRequest]
 ) -> None:
     content = document["paths"][path]["post"]["requestBody"]["content"]
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
@@ -49,8 +55,9 @@ def test_the_body_is_described_field_by_field(
     assert schema["properties"]["top_p"]["maximum"] == 1
 
 
-def test_answers_in_full_as_a_stream_and_as_errors(document: dict[str, Any]) -> None:
-    responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_answers_in_full_as_a_stream_and_as_errors(document: dict[str, Any], path: str) -> None:
+    responses = document["paths"][path]["post"]["responses"]
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
     assert {"4XX", "5XX"} <= set(responses)
 

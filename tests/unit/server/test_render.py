@@ -21,7 +21,8 @@ from server.choices import Chunks
 from server.convert import Generation, Work
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from server.protocol.completions import Completion, CompletionChunk
-from server.render import Answer, ChatShape, CompletionShape, Shape, UsageReports, quote
+from server.json_text import dump_line
+from server.render import Answer, ChatShape, CompletionShape, Shape, UsageReports
 from tests.factories_engine import FakeTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -191,11 +192,11 @@ async def test_usage_in_a_stream(reports: UsageReports, usages: list[Any]) -> No
 
 @given(st.text())
 def test_quoted_text_is_json_on_one_line(text: str) -> None:
-    quoted = quote(text)
+    quoted = dump_line(text)
     assert json.loads(quoted) == text
     assert len(quoted.splitlines()) == 1
 
 
 def test_text_is_shown_as_it_is() -> None:
-    assert quote('é 缆车 😀 "\n') == '"é 缆车 😀 \\"\\n"'
-    assert quote("a\u2028b\x85") == '"a\\u2028b\\u0085"'
+    assert dump_line('é 缆车 😀 "\n') == '"é 缆车 😀 \\"\\n"'
+    assert dump_line("a\u2028b\x85") == '"a\\u2028b\\u0085"'

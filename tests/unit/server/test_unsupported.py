@@ -7,15 +7,22 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from engine.errors import RequestError
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
-from server.unsupported import UNSUPPORTED, refuse_unsupported
+from server.protocol.generation import SamplingRequest
+from server.protocol.responses import ResponsesRequest
+from server.unsupported import UNSUPPORTED, UNSUPPORTED_RESPONSES, Unsupported, refuse_unsupported
 
 
-def fields_of(module: Any) -> set[str]:
-    return set(module.CompletionCreateParamsBase.__annotations__) | {"stream"}
+def fields_of(module: Any, params: str = "CompletionCreateParamsBase") -> set[str]:
+    return set(getattr(module, params).__annotations__) | {"stream"}
+
+
+def refused_by(model: type[SamplingRequest]) -> Unsupported:
+    return UNSUPPORTED_RESPONSES if model is ResponsesRequest else UNSUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -23,18 +30,17 @@ def fields_of(module: Any) -> set[str]:
     [
         (fields_of(completion_create_params), CompletionRequest),
         (fields_of(chat_create_params), ChatCompletionRequest),
+        (fields_of(response_create_params, "ResponseCreateParamsBase"), ResponsesRequest),
     ],
 )
-def test_every_field_of_the_openai_sdk_is_honoured_or_refused(
-    known: set[str], model: type[CompletionRequest | ChatCompletionRequest]
-) -> None:
+def test_every_field_of_the_openai_sdk_is_honoured_or_refused(known: set[str], model: type[SamplingRequest]) -> None:
     assert len(known) > 15
-    assert known - set(model.model_fields) - set(UNSUPPORTED) == set()
+    assert known - set(model.model_fields) - set(refused_by(model)) == set()
 
 
-@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
-def test_what_is_honoured_is_not_refused(model: type[CompletionRequest | ChatCompletionRequest]) -> None:
-    assert set(model.model_fields) & set(UNSUPPORTED) == set()
+@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest, ResponsesRequest])
+def test_what_is_honoured_is_not_refused(model: type[SamplingRequest]) -> None:
+    assert set(model.model_fields) & set(refused_by(model)) == set()
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
