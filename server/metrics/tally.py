@@ -16,6 +16,7 @@ ERROR = "error"
 REJECTIONS = (
     *("context_length_exceeded", "host_not_allowed", "invalid_api_key", "invalid_json", "invalid_value"),
     *("model_not_found", "origin_not_allowed", "overloaded", "rate_limit_exceeded", "request_timeout"),
+    *("previous_response_not_found", "response_not_found"),
     *("request_too_large", "unavailable", "unsupported_parameter"),
 )
 """Error codes that are published from the start: a series that appears with its first count shows no rise."""

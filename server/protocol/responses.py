@@ -227,6 +227,7 @@ class ResponsesRequest(SamplingRequest):
     parallel_tool_calls: bool | None = documented(default=True)
     """False: one call at most."""
     reasoning: ReasoningConfig | None = None
+    """About the thoughts."""
     store: bool | None = documented(default=True)
     """Keep the response, in memory, for `GET` and `previous_response_id`: as long as there is room, to the end of the
     process at most."""

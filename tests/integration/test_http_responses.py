@@ -273,6 +273,16 @@ async def test_cancelling_before_it_has_begun() -> None:
     assert cancelled.json()["status"] in ("cancelled", "completed")  # as the event loop has it
 
 
+async def test_one_in_the_background_keeps_its_place_until_it_ends() -> None:
+    engine = FakeEngine(say("Hel", asyncio.Event(), "lo"))
+    async with make_client(engine, max_num_seqs=1, max_queued_requests=0) as client:
+        made = (await client.post(PATH, json={"input": "hi", "background": True})).json()["id"]
+        await engine.wait_for_calls(1)
+        assert (await client.post(PATH, json={"input": "hi", "background": True})).status_code == 503
+        await client.post(f"{PATH}/{made}/cancel")
+        assert (await client.post(PATH, json={"input": "hi", "background": True})).status_code == 200
+
+
 async def test_deleting_ends_it() -> None:
     engine = FakeEngine(say("Hel", asyncio.Event(), "lo"))
     async with make_client(engine) as client:

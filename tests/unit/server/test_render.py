@@ -19,9 +19,9 @@ from engine.request import FinishReason
 from engine.text.tokenizer import Tokenizer
 from server.choices import Chunks
 from server.convert import Generation, Work
+from server.json_text import dump_line
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from server.protocol.completions import Completion, CompletionChunk
-from server.json_text import dump_line
 from server.render import Answer, ChatShape, CompletionShape, Shape, UsageReports
 from tests.factories_engine import FakeTokenizer
 
