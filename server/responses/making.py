@@ -89,7 +89,13 @@ class Making:
                         yield event
                     if chunk.finish_reason is not None:
                         num_thoughts = await self._converter.num_tokens(self._transcript.thoughts)
-                        for event in self._kept(self._transcript.end(chunk.finish_reason, chunk.usage, num_thoughts)):
+                        last_events = self._transcript.end(
+                            chunk.finish_reason,
+                            chunk.usage,
+                            num_reasoning_tokens=num_thoughts,
+                            is_in_call=self._reader is not None and self._reader.is_in_call,
+                        )
+                        for event in self._kept(last_events):
                             yield event
         except Exception as error:
             if not self._transcript.has_begun:

@@ -31,8 +31,9 @@ class Stored:
 
     @classmethod
     def of(cls, owner: str, response: dict[str, Any], before: Sequence[dict[str, Any]]) -> Stored:
-        """`before`: the items that `response` answers."""
-        return cls(owner, dump(response).encode(), dump([*before, *response["output"]]).encode())
+        """`before`: the items that `response` answers. A call that was cut off is no part of the conversation."""
+        own = [item for item in response["output"] if not _is_cut_off_call(item)]
+        return cls(owner, dump(response).encode(), dump([*before, *own]).encode())
 
     @property
     def is_background(self) -> bool:
@@ -109,3 +110,7 @@ class ResponseStore:
         """Keep it no more, if it is kept."""
         if (stored := self._kept.pop(response_id, None)) is not None:
             self._num_bytes -= stored.num_bytes
+
+
+def _is_cut_off_call(item: dict[str, Any]) -> bool:
+    return bool(item["type"] == "function_call" and item["status"] != "completed")

@@ -68,6 +68,21 @@ class _OpenText:
         return {"type": self.kind.type, "id": self.id, **self.kind.item, "status": status, "content": content}
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    """A call whose arguments are coming."""
+
+    index: int
+    item: dict[str, Any]
+    """It, as the output has it, but for its arguments and status."""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Which call it is, as events have it."""
+        return {"item_id": self.item["id"], "output_index": self.index}
+
+
 class Transcript:
     """One response as it is made. Its events are made by generators, and must be used up in order."""
 
@@ -75,7 +90,7 @@ class Transcript:
         """`response`: as `request.new_response` makes it; from now on it is the transcript's."""
         self._response = response
         self._new_call_id = new_call_id
-        self._open: _OpenText | None = None
+        self._open: _OpenText | _OpenCall | None = None
         self._num_events = 0
 
     @property
@@ -92,8 +107,9 @@ class Transcript:
     def thoughts(self) -> str:
         """The thoughts so far."""
         finished = [item["content"][0]["text"] for item in self._response["output"] if item["type"] == "reasoning"]
-        is_open = self._open is not None and self._open.kind is _THOUGHTS
-        return "".join([*finished, *(self._open.pieces if self._open and is_open else ())])
+        if isinstance(self._open, _OpenText) and self._open.kind is _THOUGHTS:
+            finished += self._open.pieces
+        return "".join(finished)
 
     def begin(self) -> Iterator[Event]:
         """Work on it has begun."""
@@ -110,12 +126,14 @@ class Transcript:
         for call in said.calls:
             yield from self._call(call)
 
-    def end(self, reason: FinishReason, usage: Usage, num_reasoning_tokens: int) -> Iterator[Event]:
-        """The model has ended, or was ended."""
+    def end(
+        self, reason: FinishReason, usage: Usage, *, num_reasoning_tokens: int, is_in_call: bool
+    ) -> Iterator[Event]:
+        """The model has ended, or was ended; `is_in_call`: in the midst of a call."""
         is_complete = reason is FinishReason.STOP
         if self._open is None and not self._response["output"]:
             yield from self._write(_MESSAGE, "")  # a response says something always, and be it nothing
-        yield from self._close("completed" if is_complete else "incomplete")
+        yield from self._close("completed" if is_complete and not is_in_call else "incomplete")
         self._response["usage"] = _usage(usage, num_reasoning_tokens)
         if is_complete:
             self._response["completed_at"] = int(time.time())
@@ -140,41 +158,46 @@ class Transcript:
 
     def _write(self, kind: _TextKind, text: str) -> Iterator[Event]:
         """Go on with the open item if it is of this kind, else begin one."""
-        if self._open is None or self._open.kind is not kind:
+        item = self._open
+        if not isinstance(item, _OpenText) or item.kind is not kind:
             yield from self._close("completed")
-            self._open = _OpenText(kind, len(self._response["output"]), _new_id(kind.id_prefix))
-            item = self._open.item("in_progress", [])
-            yield self._event("response.output_item.added", output_index=self._open.index, item=item)
-            yield self._event("response.content_part.added", **self._open.place, part=self._open.part(""))
+            self._open = item = _OpenText(kind, len(self._response["output"]), _new_id(kind.id_prefix))
+            begun = item.item("in_progress", [])
+            yield self._event("response.output_item.added", output_index=item.index, item=begun)
+            yield self._event("response.content_part.added", **item.place, part=item.part(""))
         if text:
-            self._open.pieces.append(text)
-            yield self._event(f"response.{kind.part_type}.delta", **self._open.place, delta=text, **kind.reported)
+            item.pieces.append(text)
+            yield self._event(f"response.{kind.part_type}.delta", **item.place, delta=text, **kind.reported)
+
+    def _call(self, call: Call) -> Iterator[Event]:
+        """Begin a call, or go on with the open one."""
+        if call.name is not None:
+            yield from self._close("completed")
+            item = {"type": "function_call", "id": _new_id("fc_"), "call_id": self._new_call_id(), "name": call.name}
+            self._open = _OpenCall(len(self._response["output"]), item)
+            begun = {**item, "arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=self._open.index, item=begun)
+        assert isinstance(self._open, _OpenCall)  # `Said`: only arguments follow a call without a name
+        if call.arguments:
+            self._open.pieces.append(call.arguments)
+            yield self._event("response.function_call_arguments.delta", **self._open.place, delta=call.arguments)
 
     def _close(self, status: str) -> Iterator[Event]:
         """End the open item, if there is one."""
-        if self._open is None:
-            return
         item, self._open = self._open, None
+        if item is None:
+            return
         text = "".join(item.pieces)
-        finished = item.item(status, [item.part(text)])
+        if isinstance(item, _OpenText):
+            finished = item.item(status, [item.part(text)])
+            yield self._event(f"response.{item.kind.part_type}.done", **item.place, text=text, **item.kind.reported)
+            yield self._event("response.content_part.done", **item.place, part=item.part(text))
+        else:
+            finished = {**item.item, "arguments": text, "status": status}
+            name = finished["name"]
+            yield self._event("response.function_call_arguments.done", **item.place, name=name, arguments=text)
         self._response["output"].append(finished)
-        yield self._event(f"response.{item.kind.part_type}.done", **item.place, text=text, **item.kind.reported)
-        yield self._event("response.content_part.done", **item.place, part=item.part(text))
         yield self._event("response.output_item.done", output_index=item.index, item=finished)
-
-    def _call(self, call: Call) -> Iterator[Event]:
-        """A call is known whole, so all its events come at once."""
-        yield from self._close("completed")
-        index = len(self._response["output"])
-        item = {"type": "function_call", "id": _new_id("fc_"), "call_id": self._new_call_id(), "name": call.name}
-        finished = {**item, "arguments": call.arguments, "status": "completed"}
-        self._response["output"].append(finished)
-        place = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=index, item=begun)
-        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
-        yield self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
-        yield self._event("response.output_item.done", output_index=index, item=finished)
 
     def _ended(self, status: str) -> Event:
         self._response["status"] = status

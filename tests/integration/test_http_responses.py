@@ -105,8 +105,8 @@ async def test_thoughts_text_and_calls_are_items_in_their_order() -> None:
     assert done == events[-1]["response"]["output"]
     assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == [0, 1, 2]
     assert "".join(each["delta"] for each in events if each["type"] == "response.reasoning_text.delta") == "why"
-    (delta,) = (each["delta"] for each in events if each["type"] == "response.function_call_arguments.delta")
-    assert delta == call["arguments"]
+    deltas = [each["delta"] for each in events if each["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call["arguments"]
 
 
 async def test_the_sdks_stream_helper_puts_it_together() -> None:
@@ -119,6 +119,33 @@ async def test_the_sdks_stream_helper_puts_it_together() -> None:
     assert "".join(deltas) == final.output_text == "So: "
     assert final.output[1].type == "function_call"
     assert json.loads(final.output[1].arguments) == {"a": "é"}
+
+
+async def test_calls_whose_arguments_come_in_pieces() -> None:
+    engine = FakeEngine(say(*f"{CALL}\n{CALL}"))
+    async with make_client(engine) as client:
+        full = (await client.post(PATH, json={"input": "hi", "tools": [TOOL]})).json()
+        events = events_of(await client.post(PATH, json={"input": "hi", "tools": [TOOL], "stream": True}))
+    calls = [item for item in full["output"] if item["type"] == "function_call"]
+    assert [json.loads(call["arguments"]) for call in calls] == [{"a": "é"}] * 2
+    assert len({call["call_id"] for call in calls}) == 2
+    assert without_ids(events[-1]["response"]) == without_ids(full)
+    pieces: dict[int, str] = {}
+    for event in events:
+        if event["type"] == "response.function_call_arguments.delta":
+            pieces[event["output_index"]] = pieces.get(event["output_index"], "") + event["delta"]
+    assert list(pieces.values()) == [call["arguments"] for call in calls]
+
+
+async def test_a_call_that_is_cut_off_is_incomplete_and_no_part_of_what_follows() -> None:
+    engine = FakeEngine(say(*CALL[:-16], finish=FinishReason.LENGTH), max_model_len=256)
+    async with make_client(engine) as client:
+        cut = (await client.post(PATH, json={"input": "hi", "tools": [TOOL]})).json()
+        goes_on = await client.post(PATH, json={"input": "so?", "previous_response_id": cut["id"]})
+    assert cut["status"] == "incomplete"
+    assert [(item["type"], item["status"]) for item in cut["output"]] == [("function_call", "incomplete")]
+    assert goes_on.status_code == 200
+    assert [message["role"] for message in engine.tokenizer.chats[-1][0]] == ["user", "user"]
 
 
 class Point(BaseModel):
