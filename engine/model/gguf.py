@@ -35,7 +35,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -
     """Write the model in the file `source` into the existing directory `target`, as transformers' `save_pretrained`.
 
     Needs memory for all weights at once. Raises ModelError when the file cannot be read, is of an architecture that
-    transformers does not read from GGUF, or lacks weights or the tokenizer.
+    transformers does not read from GGUF, or lacks weights or the tokenizer; OSError when `target` cannot be written.
     """
     report = progress or _ignore
     try:
@@ -46,16 +46,20 @@ def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -
         report(f"unpacking {source.name}")
         with _bars_to(report, f"unpacking {source.name}"):
             model = _load_model(source, _weight_dtype(header))
-            report("writing the unpacked weights")
-            model.save_pretrained(target)
-            del model
-            _load_tokenizer(source, header).save_pretrained(target)
+            tokenizer = _load_tokenizer(source, header)
     except ModelError:
         raise
     except Exception as error:  # whatever a damaged or foreign file makes the readers raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "is it complete, and of an architecture that transformers reads from GGUF?"
         raise ModelError(f"cannot convert {source}: {reason}", setting="model", hint=hint) from error
+    report("writing the unpacked weights")
+    try:
+        with _bars_to(report, "writing the unpacked weights"):
+            model.save_pretrained(target)
+            tokenizer.save_pretrained(target)
+    except Exception as error:  # safetensors writes in Rust, and has an error of its own for a full disk
+        raise OSError(str(error)) from error
 
 
 def _ignore(stage: str, done: float | None = None) -> None:

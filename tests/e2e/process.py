@@ -102,8 +102,11 @@ def running(log: Path, *arguments: str, port: int | None = None) -> Iterator[Dae
         daemon.kill()
 
 
-def spawn(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start `chairlift serve` with these arguments, and nothing from this process's settings."""
+def spawn(log: Path, *arguments: str, prepare: Callable[[], None] | None = None) -> subprocess.Popen[bytes]:
+    """Start `chairlift serve` with these arguments, and nothing from this process's settings.
+
+    `prepare` is called in the child before it becomes the server: to set limits.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")}
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -113,6 +116,7 @@ def spawn(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            preexec_fn=prepare,  # noqa: PLW1509 - it sets limits, and takes no locks
         )
 
 
