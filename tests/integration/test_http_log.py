@@ -19,9 +19,9 @@ CHAT = {"messages": [{"role": "user", "content": "a secret question"}]}
 
 @pytest.fixture(autouse=True)
 def at_info(caplog: pytest.LogCaptureFixture) -> None:
+    for chatty in ("httpx", "httpcore", "sse_starlette"):  # as `configure_logging` has it
+        caplog.set_level(logging.WARNING, chatty)
     caplog.set_level(logging.DEBUG)
-    for client in ("httpx", "httpcore", "sse_starlette"):  # as `configure_logging` has it
-        caplog.set_level(logging.WARNING, client)
 
 
 def fields_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
