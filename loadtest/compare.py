@@ -1,15 +1,19 @@
-"""Compares two running servers under the same load, measured in turn: machines drift, so only ratios are results.
+"""Compares two servers under the same load, measured in turn: machines drift, so only ratios are results.
 
-Each round measures both servers at each concurrency, one after the other; the order changes from round to round. Both
-get the same requests, and each round gets new ones, so that no prefix cache has seen them before.
+Both run already, or are started here (`--a-start`) and stopped at the end. Each round measures both at each
+concurrency, one after the other; the order changes from round to round. Both get the same requests, and each round gets
+new ones, so that no prefix cache has seen them before.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +24,16 @@ from loadtest.cli import EXIT_FAILED_REQUESTS, EXIT_INTERRUPTED, EXIT_UNUSABLE
 from loadtest.client import ServerUnusable
 from loadtest.comparison import Cell, Side, itl_p50_ms, markdown, output_tokens_per_s, ttft_p50_ms
 from loadtest.measure import Server, measure, run_async
-from loadtest.options import add_connection_options, add_load_options, load_spec, not_negative, positive, read_target
+from loadtest.options import (
+    add_connection_options,
+    add_load_options,
+    load_spec,
+    not_negative,
+    positive,
+    positive_float,
+    read_target,
+)
+from loadtest.process import started
 from loadtest.report import Summary
 from loadtest.runner import ClosedLoop
 from loadtest.target import Target
@@ -46,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     a, b = read_target(parser, options, options.a), read_target(parser, options, options.b)
     try:
-        return run_async(_run(a, b, options))
+        return run_async(_start_and_run(a, b, options))
     except ServerUnusable as error:
         print(f"loadtest.compare: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_INTERRUPTED
 
 
@@ -62,6 +75,9 @@ def make_parser() -> argparse.ArgumentParser:
         group.add_argument(f"--{side}", required=True, metavar="URL")
         group.add_argument(f"--{side}-name", default=side, metavar="NAME", help="in the tables (%(default)s)")
         group.add_argument(f"--{side}-model", metavar="MODEL", help="by default the first that the server lists")
+        group.add_argument(
+            f"--{side}-start", metavar="COMMAND", help="start it with this, as in `env A=1 program --flag`, and stop it"
+        )
     parser.add_argument("-c", "--concurrency", type=positive, nargs="+", default=[1, 8, 32, 64], metavar="N")
     parser.add_argument("--rounds", type=positive, default=3, help="(%(default)s)")
     parser.add_argument(
@@ -71,10 +87,35 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--warmup", type=not_negative, default=4, metavar="N", help="requests to each server before (%(default)s)"
     )
+    parser.add_argument(
+        "--start-timeout", type=positive_float, default=300.0, metavar="S", help="until it answers (%(default)s)"
+    )
+    parser.add_argument(
+        "--log-dir", type=Path, default=Path("."), metavar="DIR", help="for the output of servers started here"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure of every round there")
     add_load_options(parser)
     add_connection_options(parser)
     return parser
+
+
+async def _start_and_run(a: Target, b: Target, options: argparse.Namespace) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that servers are stopped then, too
+    first = replace(load_spec(options, num_requests=1), output_len=1)
+    async with AsyncExitStack() as servers:
+        for name, command, target in (
+            (options.a_name, options.a_start, a),
+            (options.b_name, options.b_start, b),
+        ):
+            if command:
+                log = options.log_dir / f"{name}.log"
+                print(f"starting {name}; its output goes to {log}", file=sys.stderr)
+                await servers.enter_async_context(
+                    started(command, target, first, log=log, timeout_s=options.start_timeout)
+                )
+        return await _run(a, b, options)
 
 
 async def _run(a: Target, b: Target, options: argparse.Namespace) -> int:

@@ -55,6 +55,10 @@ class Cell:
         pairs = [(figure(a), figure(b)) for a, b in zip(self.a, self.b, strict=True)]
         return Spread.of(of_a / of_b if of_b else nan for of_a, of_b in pairs)
 
+    def ahead(self, figure: Figure) -> Spread:
+        """How many times as good a is as b: the ratio, or for a time its inverse. Above 1, a is ahead."""
+        return Cell(self.concurrency, self.b, self.a).ratio(figure) if figure in TIMES else self.ratio(figure)
+
     def to_json(self) -> dict[str, Any]:
         """Ratios, and every figure of every round."""
         return {
@@ -89,23 +93,22 @@ FIGURES: dict[str, Figure] = {
     "itl_p50_ms": itl_p50_ms,
     "ttft_p50_ms": ttft_p50_ms,
 }
+TIMES = (itl_p50_ms, ttft_p50_ms)
+"""The figures of which less is better."""
 
 
 def markdown(cells: Iterable[Cell], a_name: str, b_name: str) -> str:
-    """A table for RESULTS.md: medians of the rounds, and a/b with its range over the rounds."""
-    header = [
-        "c",
-        *(f"{label}, {name}" for label in ("tok/s", "ITL p50 ms", "TTFT p50 ms") for name in (a_name, b_name)),
-    ]
-    rows = [[*header[:3], "ratio (range)", *header[3:]]]
+    """A table for RESULTS.md: medians of the rounds, and how far a is ahead, with the range over the rounds."""
+    header = ["c"]
+    for label in ("tok/s", "ITL p50 ms", "TTFT p50 ms"):
+        header += [f"{label}, {a_name}", b_name, "times as good (range)"]
+    rows = [header]
     for cell in cells:
-        medians = [
-            f"{median(figure(summary) for summary in side):.1f}"
-            for figure in FIGURES.values()
-            for side in (cell.a, cell.b)
-        ]
-        ratio = cell.ratio(output_tokens_per_s)
-        shown = f"**{ratio.median:.2f}** ({ratio.min:.2f}-{ratio.max:.2f})"
-        rows.append([str(cell.concurrency), *medians[:2], shown, *medians[2:]])
+        row = [str(cell.concurrency)]
+        for figure in FIGURES.values():
+            row += [f"{median(map(figure, side)):.1f}" for side in (cell.a, cell.b)]
+            ahead = cell.ahead(figure)
+            row.append(f"**{ahead.median:.2f}** ({ahead.min:.2f}-{ahead.max:.2f})")
+        rows.append(row)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

@@ -58,15 +58,21 @@ class LoadRun:
 
 
 def make_requests(info: ModelInfo, spec: LoadSpec) -> list[Request]:
-    """The load's requests, in order: same spec, same requests. Raises ConfigError when the largest does not fit."""
+    """The load's requests, in order: same spec, same requests, and those that `loadtest` sends for this seed.
+
+    Raises ConfigError when the largest does not fit.
+    """
     rng = random.Random(spec.seed)
 
     def around(mean: int) -> int:
         return max(1, int(mean * (1 + rng.uniform(-spec.spread, spec.spread))))
 
-    lengths = [(around(spec.input_len), around(spec.output_len)) for _ in range(spec.num_requests)]
-    check_room(info, 1, max(map(sum, lengths)))
-    return [Request(random_prompt(info, input_len, rng), output_len) for input_len, output_len in lengths]
+    requests = []
+    for _ in range(spec.num_requests):
+        input_len, output_len = around(spec.input_len), around(spec.output_len)
+        requests.append(Request(random_prompt(info, input_len, rng), output_len))
+    check_room(info, 1, max(len(request.prompt_token_ids) + request.num_output_tokens for request in requests))
+    return requests
 
 
 def run_continuous(core: EngineCore, requests: Sequence[Request], concurrency: int) -> LoadRun:

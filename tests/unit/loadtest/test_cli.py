@@ -176,7 +176,7 @@ def test_compare_gives_both_sides_the_same_load(tmp_path: Path, capsys: pytest.C
     assert sorted(prompts(a)) == sorted(prompts(b))
     assert len(set(prompts(a))) == len(prompts(a)) == 1 + 3 * (3 + 6)
     shown = capsys.readouterr().out
-    assert "| c | tok/s, ours | tok/s, theirs | ratio (range) |" in shown
+    assert "| c | tok/s, ours | theirs | times as good (range) |" in shown
     document: dict[str, Any] = json.loads(file.read_text())
     assert [cell["concurrency"] for cell in document["cells"]] == [1, 2]
     assert {len(cell[side]) for cell in document["cells"] for side in "ab"} == {3}

@@ -28,10 +28,11 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_markdown() -> None:
     cell = Cell(8, a=[run(100.0), run(50.0), run(75.0)], b=[run(50.0), run(25.0), run(25.0)])
     assert markdown([cell], "ours", "theirs").splitlines() == [
-        "| c | tok/s, ours | tok/s, theirs | ratio (range) | ITL p50 ms, ours | ITL p50 ms, theirs "
-        "| TTFT p50 ms, ours | TTFT p50 ms, theirs |",
-        "|---|---|---|---|---|---|---|---|",
-        "| 8 | 75.0 | 25.0 | **2.00** (2.00-3.00) | 500.0 | 500.0 | 1000.0 | 1000.0 |",
+        "| c | tok/s, ours | theirs | times as good (range) | ITL p50 ms, ours | theirs | times as good (range) "
+        "| TTFT p50 ms, ours | theirs | times as good (range) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        "| 8 | 75.0 | 25.0 | **2.00** (2.00-3.00) | 500.0 | 500.0 | **1.00** (1.00-1.00) "
+        "| 1000.0 | 1000.0 | **1.00** (1.00-1.00) |",
     ]
 
 
@@ -41,6 +42,12 @@ def test_a_ratio_that_cannot_be_is_null_in_json(other: float | None) -> None:
     ratios = cell.to_json()["ratios"]
     assert ratios["itl_p50_ms"] is None
     assert ratios["output_tokens_per_s"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+
+
+def test_of_times_the_shorter_is_ahead() -> None:
+    cell = Cell(1, a=[run(10.0, itl_s=0.25), run(10.0, itl_s=0.125)], b=[run(20.0, itl_s=0.5)] * 2)
+    assert cell.ahead(itl_p50_ms) == Spread(median=3.0, min=2.0, max=4.0)
+    assert cell.ahead(output_tokens_per_s) == Spread(median=0.5, min=0.5, max=0.5)
 
 
 def test_itl_in_ms() -> None:
