@@ -205,6 +205,8 @@ class Converter:
             raise _invalid("prompt_logprobs", "prompt_logprobs is not for streams: leave one of the two out")
         n, num_each = _num_choices(body, num_prompts, best_of)
         priority, cache_salt = _given(body.priority, 0), body.cache_salt or ""
+        if not -(2**63) <= priority < 2**63:
+            raise _invalid("priority", "priority must be a 64-bit integer")
         return Work((), n, priority=priority, cache_salt=cache_salt, num_each=num_each, reports=reports)
 
     def _fill(

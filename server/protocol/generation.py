@@ -82,7 +82,7 @@ class SamplingRequest(ApiModel):
     """vLLM's name for the same, with more kinds. Not beside a `response_format` that asks for JSON."""
     stream: bool | None = None
     """Send the text as it comes, as server-sent events."""
-    priority: int | None = documented(default=0)
+    priority: int | None = documented(minimum=-(2**63), maximum=2**63 - 1, default=0)
     """Smaller goes first."""
     cache_salt: str | None = documented(maxLength=1024)
     """Prompts share cached prefixes with those of the same salt only."""

@@ -1,0 +1,137 @@
+"""A server of the OpenAI API, as a client sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+Json = dict[str, Any]
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@dataclass
+class Choice:
+    """What an answer says of one choice, however it was sent."""
+
+    text: str = ""
+    finish_reasons: list[str] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    """Of the logprobs."""
+    logprobs: list[float | None] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    """The texts of a stream's chunks."""
+
+
+@dataclass
+class Answer:
+    """An answer that was given."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usages: list[Json] = field(default_factory=list)
+    chunks: list[Json] = field(default_factory=list)
+    """Of a stream, all of them."""
+    headers: httpx.Headers = field(default_factory=httpx.Headers)
+    lines: list[str] = field(default_factory=list)
+    """Of a stream, as they came."""
+
+    @property
+    def text(self) -> str:
+        """Of the only choice."""
+        [choice] = self.choices.values()
+        return choice.text
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the only choice, which has exactly one."""
+        [choice] = self.choices.values()
+        [reason] = choice.finish_reasons
+        return reason
+
+    def take(self, body: Json) -> None:
+        """Add a full answer, or one chunk."""
+        for each in body["choices"]:
+            choice = self.choices.setdefault(each["index"], Choice())
+            message = each.get("message") or each.get("delta") or {}
+            text = each["text"] if "text" in each else message.get("content") or ""
+            choice.text += text
+            choice.pieces.append(text)
+            if message.get("role"):
+                choice.roles.append(message["role"])
+            if each["finish_reason"] is not None:
+                choice.finish_reasons.append(each["finish_reason"])
+            self._take_logprobs(choice, each.get("logprobs"))
+        if body.get("usage"):
+            self.usages.append(body["usage"])
+
+    @staticmethod
+    def _take_logprobs(choice: Choice, logprobs: Json | None) -> None:
+        if not logprobs:
+            return
+        if "content" in logprobs:
+            choice.tokens += [entry["token"] for entry in logprobs["content"] or []]
+            choice.logprobs += [entry["logprob"] for entry in logprobs["content"] or []]
+        else:
+            choice.tokens += logprobs["tokens"]
+            choice.logprobs += logprobs["token_logprobs"]
+
+
+class Api:
+    """One server and one model."""
+
+    def __init__(self, base_url: str, model: str | None, api_key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.http = httpx.Client(base_url=base_url, headers=headers, timeout=120.0)
+        self.model = model or self.http.get("/v1/models").json()["data"][0]["id"]
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def post(self, path: str, body: Json) -> httpx.Response:
+        """POST with the model's name, whatever comes back."""
+        return self.http.post(path, json={"model": self.model} | body)
+
+    def complete(self, prompt: Any, **body: Any) -> Answer:
+        """POST /v1/completions, greedy unless told otherwise; as a stream if `stream` is set."""
+        return self._generate(COMPLETIONS, {"prompt": prompt, "temperature": 0} | body)
+
+    def chat(self, content: Any, **body: Any) -> Answer:
+        """POST /v1/chat/completions with one message of the user (or a list of messages)."""
+        is_list = isinstance(content, Sequence) and not isinstance(content, str)
+        messages = content if is_list else [{"role": "user", "content": content}]
+        return self._generate(CHAT, {"messages": messages, "temperature": 0} | body)
+
+    def _generate(self, path: str, body: Json) -> Answer:
+        answer = Answer()
+        if not body.get("stream"):
+            response = self.post(path, body)
+            assert response.status_code == 200, response.text
+            answer.take(response.json())
+            return answer
+        with self.http.stream("POST", path, json={"model": self.model} | body) as response:
+            assert response.status_code == 200, response.read()
+            answer.headers = response.headers
+            answer.lines = response.read().decode().split("\n")
+        for line in answer.lines:
+            if line.startswith("data: ") and line != "data: [DONE]":
+                answer.chunks.append(json.loads(line.removeprefix("data: ")))
+                answer.take(answer.chunks[-1])
+        return answer
+
+
+def error_of(response: httpx.Response) -> Json:
+    """The error of a refusal, which has the one shape that errors have."""
+    assert 400 <= response.status_code < 500, f"{response.status_code}: {response.text[:300]}"
+    body = response.json()
+    assert set(body) == {"error"}, body
+    assert {"message", "type", "param", "code"} <= set(body["error"]), body
+    error: Json = body["error"]
+    return error

@@ -1,0 +1,128 @@
+"""1 to 6: streams."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conformance.api import CHAT, COMPLETIONS, Api, error_of
+
+PROMPTS = {
+    "text": "The three largest cities of France are",
+    "emoji": "Repeat: 😀 🚀 👩‍👩‍👧 é ü ñ\nRepeat: 😀 🚀 👩‍👩‍👧 é ü ñ\nRepeat:",
+    "chinese": "今天天气很好，我们去公园散步。今天天气很好，我们去公园散步。今天天气",
+    "code": "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n",
+    "spaces": "a  b   c    d\n\n\n\te  f",
+}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
+def test_01_joined_deltas_are_the_full_text_and_no_character_is_torn(api: Api, prompt: str) -> None:
+    full, stream = api.complete(prompt, max_tokens=40), api.complete(prompt, max_tokens=40, stream=True)
+    assert stream.text == full.text
+    assert "\ufffd" not in "".join(stream.choices[0].pieces[:-1])
+
+
+def test_01_text_without_spaces_streams_as_it_comes(api: Api) -> None:
+    stream = api.complete(PROMPTS["chinese"], max_tokens=40, stream=True)
+    assert len([piece for piece in stream.choices[0].pieces if piece]) >= 5
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+@pytest.mark.parametrize("route", ["complete", "chat"])
+def test_02_length_at_the_cap_once_per_choice(api: Api, route: str, stream: bool) -> None:
+    answer = getattr(api, route)("Count: 1, 2, 3,", max_tokens=5, n=2, stream=stream, temperature=1)
+    assert {index: choice.finish_reasons for index, choice in answer.choices.items()} == {0: ["length"], 1: ["length"]}
+
+
+def test_02_finish_reason_is_null_until_the_last_chunk(api: Api) -> None:
+    chunks = api.chat("Count to ten.", max_tokens=8, stream=True).chunks
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert set(reasons[:-1]) == {None}
+    assert reasons[-1] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+def test_02_end_of_text_is_stop_and_not_in_the_content(api: Api, stream: bool) -> None:
+    answer = api.chat("Say hello in one word.", max_tokens=200, stream=stream)
+    assert answer.finish_reason == "stop"
+    assert "<|" not in answer.text
+
+
+STOPS = {
+    "one token": [" 5"],
+    "within tokens": ["4,"],
+    "across tokens": [", 6, 7"],
+    "one a prefix of another": [", 6, 99", ", 6"],
+    "in the prompt only": ["Count"],
+    "never": ["zebra"],
+}
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
+def test_03_text_is_cut_before_the_first_stop_string(api: Api, stop: list[str]) -> None:
+    prompt = "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9\nCount: 1, 2, 3,"
+    uncut = api.complete(prompt, max_tokens=24).text
+    places = [uncut.find(each) for each in stop if each in uncut]
+    for stream in (False, True):
+        answer = api.complete(prompt, max_tokens=24, stop=stop, stream=stream)
+        assert answer.text == (uncut[: min(places)] if places else uncut)
+        assert answer.finish_reason == ("stop" if places else "length")
+
+
+def test_03_what_was_held_back_is_flushed_at_the_end(api: Api) -> None:
+    prompt = "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9\nCount: 1, 2, 3,"
+    uncut = api.complete(prompt, max_tokens=6).text
+    stop = uncut[-3:] + "zebra"  # begins where the text ends
+    for stream in (False, True):
+        assert api.complete(prompt, max_tokens=6, stop=[stop], stream=stream).text == uncut
+
+
+def test_04_role_comes_first_and_once_for_each_index(api: Api) -> None:
+    answer = api.chat("Hi", max_tokens=4, n=3, temperature=1, stream=True)
+    assert {index: choice.roles for index, choice in answer.choices.items()} == {i: ["assistant"] for i in range(3)}
+    first = {}
+    for chunk in answer.chunks:
+        for choice in chunk["choices"]:
+            first.setdefault(choice["index"], choice["delta"])
+    assert all(delta.get("role") == "assistant" for delta in first.values())
+
+
+@pytest.mark.parametrize("route", ["complete", "chat"])
+def test_04_usage_comes_in_one_chunk_behind_all_others_and_only_if_asked_for(api: Api, route: str) -> None:
+    ask = getattr(api, route)
+    full = ask("Hi", max_tokens=4)
+    stream = ask("Hi", max_tokens=4, stream=True, stream_options={"include_usage": True})
+    assert stream.chunks[-1]["choices"] == []
+    assert [bool(chunk.get("usage")) for chunk in stream.chunks] == [False] * (len(stream.chunks) - 1) + [True]
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert stream.usages[0][count] == full.usages[0][count]
+    assert ask("Hi", max_tokens=4, stream=True).usages == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_04_stream_options_need_stream(api: Api, path: str) -> None:
+    body = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream_options": {"include_usage": True}}
+    error = error_of(api.post(path, body))
+    assert "stream_options" in (error["param"] or "") + error["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_05_what_is_wrong_before_the_first_byte_is_a_status(api: Api, path: str) -> None:
+    body = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "temperature": -1}
+    response = api.post(path, body)
+    assert response.status_code == 400
+    assert response.headers["content-type"].startswith("application/json")
+
+
+def test_06_framing(api: Api) -> None:
+    answer = api.chat("Hi", max_tokens=4, stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert "no-cache" in answer.headers["cache-control"]
+    lines = [line.rstrip("\r") for line in answer.lines if line.strip()]
+    assert lines[-1] == "data: [DONE]"
+    for line in lines[:-1]:
+        assert line.startswith((":", "data: ")), line
+        if line.startswith("data: "):
+            json.loads(line.removeprefix("data: "))
