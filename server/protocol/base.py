@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class ApiModel(BaseModel):
@@ -18,6 +18,16 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),  # fields may be called model_...
     )
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not true or false")
+    return value
+
+
+NoBoolean = BeforeValidator(_no_boolean)
+"""For literal numbers: `True == 1` in Python, not in JSON."""
 
 
 def documented(**schema: Any) -> Any:

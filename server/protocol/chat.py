@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from server.protocol.base import ApiModel, documented
+from server.protocol.base import ApiModel, NoBoolean, documented
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 
@@ -143,7 +143,7 @@ class ChatCompletionRequest(GenerationRequest):
     """With `logprobs`: those of this many most likely tokens too."""
     echo: Literal[False] | None = None
     """Of /v1/completions only."""
-    best_of: Literal[1] | None = None
+    best_of: Annotated[Literal[1], NoBoolean] | None = None
     """Of /v1/completions only."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Switches of the model's chat template, such as `enable_thinking`."""

@@ -16,12 +16,14 @@ from pydantic import BaseModel
 
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.responses import ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from tests.e2e.process import Daemon
 
 ROUTES: list[tuple[str, type[BaseModel], dict[str, Any]]] = [
     ("/v1/completions", CompletionRequest, {"prompt": "Hi", "max_tokens": 1}),
     ("/v1/chat/completions", ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+    ("/v1/responses", ResponsesRequest, {"input": "Hi", "max_output_tokens": 16}),
     ("/tokenize", TokenizeRequest, {"prompt": "Hi"}),
     ("/detokenize", DetokenizeRequest, {"tokens": [1, 2]}),
 ]
@@ -124,5 +126,5 @@ def test_a_bad_field_is_refused_by_name(
         for value in [*(value for values in VALUES.values() for value in values), "\ud83d", float("nan")]:
             response = send(value)
             assert response.status_code < 500, (value, response.text[:300])
-        if "null" in allowed:
+        if "null" in allowed and name not in body:
             assert send(None).status_code == 200
