@@ -1,8 +1,9 @@
 """The server process: one socket, one engine, uvicorn between them, from the bind to the exit status.
 
 The port is bound and answers before the model loads: a clash shows at once, and an orchestrator sees a process that is
-alive and not ready. SIGTERM and SIGINT let open requests finish (`--shutdown-timeout`); while loading there are none,
-and the process ends at once, which the model cache is made for.
+alive and not ready. SIGTERM and SIGINT let open requests finish (`--shutdown-timeout`): the port stays open meanwhile,
+so that load balancers see /ready say 503, and new requests get a 503 with `Retry-After`. While loading there are none,
+and the process ends at once, which the model cache is made for. A second signal ends it at once, whatever runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 OVERTIME_S = 5
 """How long requests that were failed at the end of the grace period have to say so to their clients."""
+_TICK_S = 0.05
 ENGINE_DIED = 1
 """Exit status when the engine has ended by a fault: a supervisor starts the process again."""
 
@@ -97,15 +100,33 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but requests that outlast the grace period get an error of ours instead of a torn connection."""
+    """uvicorn, but the port stays open while requests finish, and those that outlast the grace period get an error
+    of ours instead of a torn connection."""
 
-    def __init__(self, config: uvicorn.Config, grace_s: float, on_overtime: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, grace_s: float, on_stop: Callable[[], None], on_overtime: Callable[[], None]
+    ) -> None:
+        """`on_stop` is called when the server is told to stop, `on_overtime` when the grace period is over."""
         super().__init__(config)
         self._grace_s = grace_s
+        self._on_stop = on_stop
+        self._was_signalled = False
         self._on_overtime = on_overtime
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal stops the server; one more ends the process, whatever it does."""
+        if self._was_signalled:
+            os._exit(128 + sig)
+        self._was_signalled = True
+        super().handle_exit(sig, frame)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self._grace_s, self._on_overtime)
+        self._on_stop()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._grace_s, self._on_overtime)
+        end_s = loop.time() + self._grace_s + OVERTIME_S
+        while self.server_state.tasks and loop.time() < end_s:  # noqa: ASYNC110 - uvicorn tells of no end
+            await asyncio.sleep(_TICK_S)
         await super().shutdown(sockets)
         timer.cancel()
 
@@ -129,10 +150,10 @@ class _Daemon:
             server_header=False,
             headers=_HEADERS,
             timeout_keep_alive=75,  # longer than the proxies in front: they should be the ones to close
-            timeout_graceful_shutdown=grace_s + OVERTIME_S,
+            timeout_graceful_shutdown=1,  # for what `_Server` has not waited for
             **tls_options(settings.access),
         )
-        self._server = _Server(config, grace_s, self._close_engine)
+        self._server = _Server(config, grace_s, self._gate.close, self._close_engine)
 
     async def run(self, show: AbstractContextManager[Progress], on_ready: Callable[[AsyncEngine], None]) -> int:
         serving = asyncio.create_task(self._server.serve([self._sock]))

@@ -202,6 +202,26 @@ def test_open_requests_may_finish_but_not_for_ever(start: type[Process]) -> None
     assert process.end()[0] == 0
 
 
+def test_while_it_stops_new_requests_are_refused_and_a_second_signal_ends_it(start: type[Process]) -> None:
+    process = start()
+    process.tell("load")
+    process.read_until("Ready")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(process.client.get, "/hang")
+        process.read_until("hanging")
+        process.popen.send_signal(signal.SIGTERM)
+        while process.client.get("/ready").status_code == 200:
+            pass
+        for refused in (process.client.get("/ready"), process.client.post("/v1/completions", json={})):
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "5"
+            assert refused.json()["error"]["code"] == "stopping"
+        assert process.client.get("/health").text == "well"
+        process.popen.send_signal(signal.SIGTERM)
+        assert isinstance(answer.exception(), httpx.TransportError)
+    assert process.end()[0] == 128 + signal.SIGTERM
+
+
 def test_a_dead_engine_ends_the_process(start: type[Process]) -> None:
     process = start()
     process.tell("load")
