@@ -16,7 +16,7 @@ def test_its_error_table_is_the_codes() -> None:
 
 
 def test_every_file_that_it_names_is_there() -> None:
-    names = set(re.findall(r"\b((?:[a-z_]+/)*[a-z_]+\.py)\b", README.read_text("utf-8")))
+    names = set(re.findall(r"\b((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)\b", README.read_text("utf-8")))
     assert len(names) > 15
     root = README.parents[1]
     assert [name for name in names if not ((README.parent / name).exists() or (root / name).exists())] == []
