@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions 200 in 0.512 s, queued 0.002 s, first token 0.061 s, 38 + 64 tokens (32 cached), length
 
+A response in the background has two: of the request, which is answered at once, and of its own end.
 As JSON (`--log-format json`) each of these is a member. Never a query string (people put keys there), never a prompt.
 """
 
@@ -67,6 +68,17 @@ class LogRequests:
             _log(scope, began_s, status, is_whole=is_whole)
 
 
+def log_background(response_id: str, began_s: float, generated: Generated) -> None:
+    """The line of a response that nobody waited for, at its end; `began_s` is time.monotonic() at its request."""
+    fields = {
+        "response": response_id,
+        "complete": bool(generated.finish_reasons),
+        "total_s": round(time.monotonic() - began_s, 6),
+        **_generated(generated, began_s),
+    }
+    logger.info("%s", _line(f"background response {response_id}", fields), extra={"fields": fields})
+
+
 def _log(scope: Scope, began_s: float, status: int, *, is_whole: bool) -> None:
     fields: dict[str, Any] = {
         "method": scope["method"],
@@ -79,7 +91,7 @@ def _log(scope: Scope, began_s: float, status: int, *, is_whole: bool) -> None:
     report = scope.get("state", {}).get("report")
     if report is not None:
         fields |= _generated(report(), began_s)
-    logger.info("%s", _line(fields), extra={"fields": fields})
+    logger.info("%s", _line(f"{fields['method']} {fields['path']} {status}", fields), extra={"fields": fields})
 
 
 def _generated(generated: Generated, began_s: float) -> dict[str, Any]:
@@ -94,9 +106,9 @@ def _generated(generated: Generated, began_s: float) -> dict[str, Any]:
     }
 
 
-def _line(fields: Mapping[str, Any]) -> str:
-    """The same for people."""
-    parts = [f"{fields['method']} {fields['path']} {fields['status']} in {fields['total_s']:.3f} s"]
+def _line(what: str, fields: Mapping[str, Any]) -> str:
+    """The same for people; `what` has ended."""
+    parts = [f"{what} in {fields['total_s']:.3f} s"]
     if not fields["complete"]:
         parts[0] += " (cut off)"
     if "prompt_tokens" in fields:

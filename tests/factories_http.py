@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+import anyio.lowlevel
 import httpx
 
 from config.describe import assemble, describe
@@ -36,3 +37,11 @@ def events_of(response: httpx.Response) -> list[Any]:
     data = [line.removeprefix("data: ") for line in lines if not line.startswith(":")]
     assert data.pop() == "[DONE]"
     return [json.loads(each) for each in data]
+
+
+async def delete_at_end(client: httpx.AsyncClient, response_id: str) -> None:
+    """Wait until a response in the background has ended, and its task with it; then delete it."""
+    path = f"/v1/responses/{response_id}"
+    while (await client.get(path)).json()["status"] in ("queued", "in_progress"):
+        await anyio.lowlevel.checkpoint()
+    await client.delete(path)  # which waits for the task

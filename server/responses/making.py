@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
+from engine.client import Chunk
 from server.chat.said import Said
 from server.choices import Chunks
 from server.convert import Converter, Work
 from server.errors import to_api_error
 from server.json_text import dump_line
+from server.requestlog import Generated
 from server.responses.transcript import Event, Transcript
 
 _ERROR_CODES = {"invalid_request_error": "invalid_prompt", "service_unavailable": "rate_limit_exceeded"}
@@ -41,11 +44,28 @@ class Making:
         self._keep = keep
         self._request_id = request_id
         self._error: Exception | None = None
+        self._num_prompt_tokens = len(work.generations[0].prompt_token_ids)
+        self._last: Chunk | None = None
+        self._first_token_s: float | None = None
 
     @property
     def response(self) -> dict[str, Any]:
         """The response as it stands."""
         return self._transcript.response
+
+    def generated(self) -> Generated:
+        """What it has come to so far, for the log."""
+        last = self._last
+        if last is None:
+            return Generated(self._num_prompt_tokens, 0, 0, queue_s=None, first_token_s=None, finish_reasons=())
+        return Generated(
+            last.usage.num_prompt_tokens,
+            last.usage.num_cached_tokens,
+            last.usage.num_output_tokens,
+            queue_s=last.queue_s,
+            first_token_s=self._first_token_s,
+            finish_reasons=() if last.finish_reason is None else (last.finish_reason.value,),
+        )
 
     async def stream(self, chunks: Chunks) -> AsyncGenerator[str, None]:
         """The events as JSON texts. The first ones come with the first chunk: an error before it is raised."""
@@ -82,6 +102,7 @@ class Making:
         try:
             async with aclosing(chunks):
                 async for _, chunk in chunks:
+                    self._measure(chunk)
                     if not self._transcript.has_begun:
                         for event in self._transcript.begin():
                             yield event
@@ -103,6 +124,11 @@ class Making:
             self._error = error
             for event in self._failed(error):
                 yield event
+
+    def _measure(self, chunk: Chunk) -> None:
+        if self._first_token_s is None and chunk.token_ids:
+            self._first_token_s = time.monotonic()
+        self._last = chunk
 
     def _read(self, text: str, *, is_last: bool) -> Said:
         if self._reader is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,6 +16,7 @@ from server.errors import ResponseNotFound
 from server.openapi import answer_docs, generation_docs
 from server.protocol.responses import ResponsesRequest
 from server.protocol.responses_answer import DeletedResponse, ResponseEvent, ResponseObject
+from server.requestlog import log_background
 from server.responses.framing import NamedEvents
 from server.responses.items import parse_items
 from server.responses.making import Making
@@ -70,17 +72,20 @@ def router(serving: Serving) -> APIRouter:
 
 async def _create(serving: Serving, request: Request, body: ResponsesRequest) -> Response:
     check(body, keeps_responses=serving.responses.is_on)
-    num_bytes = len(await request.body())  # it has been read
-    place = serving.admission.admit(request, num_requests=1, num_bytes=num_bytes)
+    began_s = time.monotonic()
     owner = _owner(request)
-    earlier = _earlier(serving, body.previous_response_id, owner)
+    stored = _stored(serving, body.previous_response_id, owner)
+    num_bytes = len(await request.body())  # it has been read
+    if stored is not None:  # it is tokenised too
+        num_bytes += len(stored.conversation)
+    place = serving.admission.admit(request, num_requests=1, num_bytes=num_bytes)
+    earlier = Conversation() if stored is None else Conversation.of(stored)
     chat = to_chat(body, earlier.items, parse_items(body.input), chat_template=serving.engine.tokenizer.chat_template)
     work = await serving.converter.chat(chat)
 
     def keep(response: dict[str, Any]) -> None:
         if response["store"]:
-            stored = Stored.of(owner, response, before=[*earlier.raw, *body.input])
-            serving.responses.put(response["id"], stored)
+            serving.responses.put(response["id"], Stored.of(owner, response, before=[*earlier.raw, *body.input]))
 
     making = Making(
         new_response(body, serving.model),
@@ -92,9 +97,15 @@ async def _create(serving: Serving, request: Request, body: ResponsesRequest) ->
     )
     chunks = generate(request, serving, work, place)
     if body.background:
-        serving.jobs.start(making, chunks, on_end=place.release)
+
+        def ended() -> None:
+            place.release()
+            log_background(making.id, began_s, making.generated())
+
+        serving.jobs.start(making, chunks, on_end=ended)
         del request.scope["state"]["place"]  # else it would end with this answer
         return JSONResponse(making.response)
+    request.state.report = making.generated
     if body.stream:
         return await event_stream(request, making.stream(chunks), NamedEvents())
     full = asyncio.create_task(making.full(chunks))
@@ -102,10 +113,10 @@ async def _create(serving: Serving, request: Request, body: ResponsesRequest) ->
     return JSONResponse(full.result())
 
 
-def _earlier(serving: Serving, response_id: str | None, owner: str) -> Conversation:
-    """The conversation that a request goes on with."""
+def _stored(serving: Serving, response_id: str | None, owner: str) -> Stored | None:
+    """The response that a request goes on from, if it does. Raises RequestError and ResponseNotFound."""
     if response_id is None:
-        return Conversation()
+        return None
     if serving.jobs.get(response_id, owner) is not None:
         raise RequestError("the previous response has not ended yet", param="previous_response_id")
     if (stored := serving.responses.get(response_id, owner)) is None:
@@ -114,7 +125,7 @@ def _earlier(serving: Serving, response_id: str | None, owner: str) -> Conversat
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return Conversation.of(stored)
+    return stored
 
 
 def _owner(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from engine.errors import EngineError
 from engine.request import FinishReason
 from tests.factories_engine import FakeEngine, say
-from tests.factories_http import make_client
+from tests.factories_http import delete_at_end, make_client
 
 pytestmark = pytest.mark.anyio
 
@@ -86,3 +87,42 @@ async def test_prompts_are_logged_only_if_asked_for(caplog: pytest.LogCaptureFix
     async with make_client(log_prompts=True) as client:
         await client.post("/v1/chat/completions", json=CHAT)
     assert "prompt: '<user>a secret question\\n<assistant>'" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+async def test_what_a_response_came_to(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    engine = FakeEngine(say("ab", "c", finish=FinishReason.LENGTH, num_cached=2))
+    async with make_client(engine) as client:
+        await client.post("/v1/responses", json={"input": "hi", "stream": stream})
+    (fields,) = fields_of(caplog)
+    assert fields["total_s"] >= fields["ttft_s"] >= 0
+    assert (fields["path"], fields["status"], fields["complete"]) == ("/v1/responses", 200, True)
+    assert (fields["prompt_tokens"], fields["cached_tokens"], fields["output_tokens"]) == (20, 2, 3)
+    assert fields["finish_reasons"] == ("length",)
+
+
+async def test_a_response_that_breaks_says_how_far_it_came(caplog: pytest.LogCaptureFixture) -> None:
+    async with make_client(FakeEngine(say("a", EngineError("it broke")))) as client:
+        await client.post("/v1/responses", json={"input": "hi"})
+    (fields,) = fields_of(caplog)
+    assert (fields["status"], fields["output_tokens"], fields["finish_reasons"]) == (500, 1, ())
+
+
+async def test_one_in_the_background_has_a_line_at_its_own_end(caplog: pytest.LogCaptureFixture) -> None:
+    gate = asyncio.Event()
+    engine = FakeEngine(say("ab", gate, "c"))
+    async with make_client(engine) as client:
+        body = {"input": "hi", "background": True}
+        answer = await client.post("/v1/responses", json=body, headers={"X-Request-Id": "mine"})
+        assert [fields.get("output_tokens") for fields in fields_of(caplog)] == [None]
+        cut = (await client.post("/v1/responses", json=body)).json()["id"]
+        calls = await engine.wait_for_calls(2)
+        await client.post(f"/v1/responses/{cut}/cancel")
+        gate.set()
+        await calls[0].ended.wait()
+        await delete_at_end(client, answer.json()["id"])
+    by_id = {fields["response"]: fields for fields in fields_of(caplog) if "response" in fields}
+    whole = by_id[answer.json()["id"]]
+    assert (whole["complete"], whole["output_tokens"], whole["finish_reasons"]) == (True, 3, ("stop",))
+    assert by_id[cut]["complete"] is False
+    assert f"background response {cut} in 0." in caplog.text

@@ -10,14 +10,14 @@ from tests.factories_http import make_client
 pytestmark = pytest.mark.anyio
 
 
-async def salts(**settings: bool) -> dict[tuple[str, str], str]:
+async def salts(route: str = "/v1/completions", **settings: bool) -> dict[tuple[str, str], str]:
     """By API key and `cache_salt` of the request."""
     engine = FakeEngine()
     pairs = [(key, salt) for key in ("alice", "bob") for salt in ("", "x")]
     async with make_client(engine, api_key=("alice", "bob"), **settings) as client:
         for key, salt in pairs:
-            body = {"prompt": "hi", "cache_salt": salt}
-            response = await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+            body = {"input" if route == "/v1/responses" else "prompt": "hi", "cache_salt": salt}
+            response = await client.post(route, json=body, headers={"Authorization": f"Bearer {key}"})
             assert response.status_code == 200
     return dict(zip(pairs, [call.cache_salt for call in engine.calls], strict=True))
 
@@ -26,10 +26,11 @@ async def test_by_default_keys_share() -> None:
     assert await salts() == {(key, salt): salt for key in ("alice", "bob") for salt in ("", "x")}
 
 
-async def test_by_flag_they_do_not_and_a_salt_divides_further() -> None:
-    by_request = await salts(prefix_cache_per_key=True)
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/responses"])
+async def test_by_flag_they_do_not_and_a_salt_divides_further(route: str) -> None:
+    by_request = await salts(route, prefix_cache_per_key=True)
     assert len(set(by_request.values())) == 4
-    assert by_request == await salts(prefix_cache_per_key=True)  # each finds its own again
+    assert by_request == await salts(route, prefix_cache_per_key=True)  # each finds its own again
     assert not any(key in salt for (key, _), salt in by_request.items())
 
 

@@ -10,12 +10,12 @@ import httpx
 import pytest
 from fastapi import Request
 
-from engine.errors import Overloaded
+from engine.errors import EngineError, Overloaded
 from engine.messages import StepReport, StepStats
 from server.admission import MAX_RETRY_S, MIN_RETRY_S, UNMEASURED_RETRY_S, Admission, Throughput
 from server.errors import TooManyRequests
 from tests.factories_engine import FakeEngine, say
-from tests.factories_http import make_client
+from tests.factories_http import delete_at_end, make_client
 
 STATS = StepStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, (), ())
 
@@ -108,3 +108,31 @@ async def test_over_http_a_refusal_comes_before_tokenising_and_a_place_comes_bac
         again: httpx.Response = await client.post("/v1/completions", json=body | {"n": 2})
         assert again.status_code == 200
     assert len(engine.calls) == 4
+
+
+@pytest.mark.anyio
+async def test_the_conversation_that_a_response_goes_on_from_counts() -> None:
+    gate = asyncio.Event()
+    engine = FakeEngine(lambda call: say(gate, "x") if "wait" in call.prompt else say("x"), max_model_len=4096)
+    async with make_client(engine, max_queued_tokens=400) as client, asyncio.TaskGroup() as group:
+        long = (await client.post("/v1/responses", json={"input": "a" * 1600})).json()["id"]
+        waiting = group.create_task(client.post("/v1/responses", json={"input": "wait"}))
+        await engine.wait_for_calls(2)
+        refused = await client.post("/v1/responses", json={"input": "b", "previous_response_id": long})
+        assert refused.status_code == 503, refused.text
+        gate.set()
+        assert (await waiting).status_code == 200
+        again = await client.post("/v1/responses", json={"input": "b", "previous_response_id": long})
+        assert again.status_code == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}], ids=["full", "stream", "background"])
+async def test_a_responses_place_is_given_back_however_it_ends(how: dict[str, bool]) -> None:
+    engine = FakeEngine(lambda call: say(EngineError("it broke")) if "fail" in call.prompt else say("a"))
+    async with make_client(engine, max_num_seqs=1, max_queued_requests=0) as client:
+        for text in ("fail", "fine", "fail", "fine"):
+            answer = await client.post("/v1/responses", json={"input": text} | how)
+            assert answer.status_code == (500 if text == "fail" and "background" not in how else 200), answer.text
+            if "background" in how:
+                await delete_at_end(client, answer.json()["id"])
