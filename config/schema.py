@@ -129,6 +129,10 @@ class ServerConfig:
     max_queued_tokens: int | None = field(default=None, metadata={"at_least": 1})
     """Most tokens in the prompts that wait. By default eight times what the KV cache holds."""
 
+    request_timeout: int | None = field(default=None, metadata={"at_least": 1})
+    """Seconds that a whole answer may take, a client's `timeout_ms` if that is less: it ends with 504 then, or with an
+    error event if its stream has begun. By default as long as it likes."""
+
     overload_status: OverloadStatus = "503"
     """HTTP status of such a refusal: 503 as the server is at its limit, or 429 for clients that retry on that alone."""
 

@@ -5,10 +5,18 @@ Importing this package does not import torch; making an engine does.
 
 from engine.client import AsyncEngine, Chunk, Usage
 from engine.core import ModelInfo
-from engine.errors import ConfigError, EngineDead, EngineError, ModelError, Overloaded, RequestError
+from engine.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    ModelError,
+    Overloaded,
+    RequestError,
+)
 from engine.llm import Completion, LLMEngine
 from engine.machine import let_idle_threads_sleep
-from engine.messages import EngineStats, StepReport, StepStats
+from engine.messages import Deadlines, EngineStats, StepReport, StepStats
 from engine.params import GrammarSpec, SamplingParams
 from engine.plan import TokenLogprobs
 from engine.request import FinishReason
@@ -20,6 +28,8 @@ __all__ = [
     "Chunk",
     "Completion",
     "ConfigError",
+    "DeadlineExceeded",
+    "Deadlines",
     "EngineDead",
     "EngineError",
     "EngineStats",

@@ -21,11 +21,11 @@ from typing import TypeVar
 from config.schema import EngineConfig
 from engine import faults
 from engine.core import EngineCore, ModelInfo, check_fit
-from engine.errors import EngineDead
+from engine.errors import DeadlineExceeded, EngineDead
 from engine.grammar.compiler import GrammarCompiler, result_of
 from engine.grammar.matcher import CompiledGrammar
 from engine.loop import EngineLoop
-from engine.messages import Abort, EngineStats, Event, Failed, StepReport, Submit
+from engine.messages import Abort, Deadlines, EngineStats, Event, Failed, Finished, StepReport, Submit
 from engine.output import Chunk, RequestOutput, Usage
 from engine.params import GrammarSpec, SamplingParams
 from engine.progress import Progress
@@ -36,6 +36,9 @@ __all__ = ["AsyncEngine", "Chunk", "Usage"]
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+_NO_DEADLINES = Deadlines()
+_TOO_LATE = "the output was not complete by the request's deadline"
 
 
 @dataclass(slots=True)
@@ -49,6 +52,11 @@ class _Stream:
         self.events.append(event)
         if self.reader is not None and not self.reader.done():
             self.reader.set_result(None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end has come, and only has not been taken yet."""
+        return bool(self.events) and isinstance(self.events[-1], Finished | Failed)
 
     async def take(self) -> list[Event]:
         """Wait for events and take all there are: a slow reader gets fewer, larger pieces."""
@@ -144,6 +152,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        deadlines: Deadlines = _NO_DEADLINES,
     ) -> AsyncGenerator[Chunk, None]:
         """Generate one output, chunk by chunk. Closing the generator aborts the request.
 
@@ -159,6 +168,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             arrival_s=time.monotonic(),
+            deadlines=deadlines,
         )
         return self._generate(request)
 
@@ -179,11 +189,13 @@ class AsyncEngine:
 
     async def _generate(self, request: Submit) -> AsyncGenerator[Chunk, None]:
         if request.params.grammar is not None:
-            request = replace(request, grammar=await self._compile(request.params.grammar))
+            request = replace(request, grammar=await self._compile(request.params.grammar, request.deadlines))
         self._check_alive()
+        _check_time(request.deadlines)
         output = RequestOutput(self.tokenizer, request)  # may fail: nothing is to be undone yet
         stream = self._streams[request.request_id] = _Stream()
         self._loop.post(request)
+        timer = self._end_in_time(request, stream)
         try:
             while True:
                 chunk = output.take(await stream.take())
@@ -193,13 +205,35 @@ class AsyncEngine:
                     return
                 yield chunk
         finally:
+            if timer is not None:
+                timer.cancel()
             self._abort(request.request_id, FinishReason.ABORT)
 
-    async def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    async def _compile(self, spec: GrammarSpec, deadlines: Deadlines) -> CompiledGrammar:
         assert self._grammars is not None
         future = self._grammars.compile(spec)
-        # Shielded: others may wait for the same one.
-        return result_of(spec, await asyncio.shield(asyncio.wrap_future(future)))
+        try:
+            async with asyncio.timeout(_seconds_until(deadlines.end_s)):
+                # Shielded: others may wait for the same one.
+                compiled = await asyncio.shield(asyncio.wrap_future(future))
+        except TimeoutError:
+            _check_time(deadlines)
+            raise
+        return result_of(spec, compiled)
+
+    def _end_in_time(self, request: Submit, stream: _Stream) -> asyncio.TimerHandle | None:
+        """Have the request fail at its deadline: one timer, whatever the number of its tokens.
+
+        It is aborted then and there: its reader may be slow to hear of it.
+        """
+
+        def expire() -> None:
+            if not stream.has_ended:
+                self._abort(request.request_id, FinishReason.ABORT)
+                stream.push(Failed(request.request_id, DeadlineExceeded(_TOO_LATE)))
+
+        left_s = _seconds_until(request.deadlines.end_s)
+        return None if left_s is None else self._asyncio_loop.call_later(left_s, expire)
 
     def _abort(self, request_id: int, reason: FinishReason) -> None:
         if self._streams.pop(request_id, None) is not None:
@@ -247,3 +281,14 @@ class AsyncEngine:
         callbacks, self._dead_callbacks = self._dead_callbacks, []  # told once, however often it dies
         for callback in callbacks:
             callback(error)
+
+
+def _seconds_until(moment_s: float | None) -> float | None:
+    """What is left until then; None if that is for ever."""
+    return None if moment_s is None else max(0.0, moment_s - time.monotonic())
+
+
+def _check_time(deadlines: Deadlines) -> None:
+    """Raise DeadlineExceeded if there is no time left."""
+    if _seconds_until(deadlines.end_s) == 0.0:
+        raise DeadlineExceeded(_TOO_LATE)

@@ -5,6 +5,7 @@ EngineError
 |   `-- ModelError     the model cannot be found, read, or served by this engine
 |-- RequestError       one request is at fault: it alone fails, with its field's name (HTTP 400)
 |-- Overloaded         no room for one more request now; try again after `retry_after_s` (HTTP 503)
+|-- DeadlineExceeded   a request did not end in the time it was given (HTTP 504)
 `-- EngineDead         the engine thread has ended; nothing will be computed any more (HTTP 500)
 """
 
@@ -48,6 +49,10 @@ class Overloaded(EngineError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(EngineError):
+    """A request did not end in the time it was given."""
 
 
 class EngineDead(EngineError):

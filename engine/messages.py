@@ -14,6 +14,14 @@ from engine.request import FinishReason, Grammar
 
 
 @dataclass(frozen=True, slots=True)
+class Deadlines:
+    """By when a request must have come how far (time.monotonic()); None: whenever it may be."""
+
+    end_s: float | None = None
+    """Its output is complete, or it fails with DeadlineExceeded. `engine.client` sees to that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """A request for the engine. Its fit has been checked (`engine.core.check_fit`)."""
 
@@ -23,6 +31,7 @@ class Submit:
     priority: int = 0
     cache_salt: str = ""
     arrival_s: float = 0.0
+    deadlines: Deadlines = Deadlines()
     grammar: Grammar | None = None
     """`params.grammar`, compiled: a request waits for that before it is submitted."""
 

@@ -28,7 +28,11 @@ async def run_choices(engine: AsyncEngine, work: Work, on_begun: Callable[[int],
     """
     streams = [
         engine.generate(
-            generation.prompt_token_ids, generation.params, priority=work.priority, cache_salt=work.cache_salt
+            generation.prompt_token_ids,
+            generation.params,
+            priority=work.priority,
+            cache_salt=work.cache_salt,
+            deadlines=work.deadlines,
         )
         for generation in work.generations
     ]

@@ -8,13 +8,15 @@ Knows no HTTP and no JSON. Everything that can be wrong with a request is found 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from engine.client import AsyncEngine
 from engine.errors import RequestError
+from engine.messages import Deadlines
 from engine.params import MAX_LOGPROBS, SamplingParams
 from engine.text.detokenizer import Detokenizer
 from server import limits
@@ -81,6 +83,7 @@ class Work:
     cache_salt: str
     num_each: int
     """Choices that are generated for each prompt; the `n` likeliest of them are shown."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
     reports: Reports = Reports()
     reading: Reading | None = None
     """How the text is to be read; None if it is shown as it is."""
@@ -89,9 +92,11 @@ class Work:
 class Converter:
     """Converts requests for one engine. Event loop only."""
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect) -> None:
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, *, request_timeout_s: float | None = None) -> None:
+        """`request_timeout_s`: how long an answer may take, if its client does not ask for less."""
         self._engine = engine
         self._dialect = dialect
+        self._request_timeout_s = request_timeout_s
         self._encoder = PromptEncoder(engine.tokenizer, max_model_len=engine.info.max_model_len)
         self._any_length = PromptEncoder(engine.tokenizer, max_model_len=None)
         """For texts that are counted, or cut afterwards; they have their own thread, and hold no prompt up."""
@@ -204,10 +209,27 @@ class Converter:
         if body.stream and body.prompt_logprobs is not None:
             raise _invalid("prompt_logprobs", "prompt_logprobs is not for streams: leave one of the two out")
         n, num_each = _num_choices(body, num_prompts, best_of)
-        priority, cache_salt = _given(body.priority, 0), body.cache_salt or ""
+        priority = _given(body.priority, 0)
         if not -(2**63) <= priority < 2**63:
             raise _invalid("priority", "priority must be a 64-bit integer")
-        return Work((), n, priority=priority, cache_salt=cache_salt, num_each=num_each, reports=reports)
+        return Work(
+            (),
+            n,
+            priority=priority,
+            cache_salt=body.cache_salt or "",
+            deadlines=self._deadlines(body),
+            num_each=num_each,
+            reports=reports,
+        )
+
+    def _deadlines(self, body: GenerationRequest) -> Deadlines:
+        """Counted from now: the body is there, its prompts are still to be tokenised."""
+        timeout_ms = body.timeout_ms
+        if timeout_ms is not None and not 1 <= timeout_ms <= limits.MAX_TIMEOUT_MS:
+            raise _invalid("timeout_ms", f"timeout_ms must be from 1 to {limits.MAX_TIMEOUT_MS}, got {timeout_ms}")
+        asked_s = None if timeout_ms is None else timeout_ms / 1000
+        timeouts_s = [each for each in (asked_s, self._request_timeout_s) if each is not None]
+        return Deadlines(end_s=time.monotonic() + min(timeouts_s) if timeouts_s else None)
 
     def _fill(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from engine.errors import EngineDead, EngineError, Overloaded, RequestError
+from engine.errors import DeadlineExceeded, EngineDead, EngineError, Overloaded, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
     TooManyRequests: Row(429, "rate_limit_error", "rate_limit_exceeded"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),
     Overloaded: Row(503, "service_unavailable", "overloaded"),
+    DeadlineExceeded: Row(504, "timeout_error", "deadline_exceeded"),
     EngineDead: Row(500, "server_error", "engine_dead"),
     EngineError: Row(500, "server_error", "engine_error"),
     Exception: Row(500, "server_error", "internal_error"),
@@ -154,6 +155,8 @@ def routing_error(error: HTTPException, method: str, path: str) -> ApiError:
 def _headers(error: Exception) -> dict[str, str] | None:
     if isinstance(error, Overloaded | TooManyRequests):
         return {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, DeadlineExceeded):
+        return {"X-Should-Retry": "false"}  # OpenAI's SDK would ask twice more, and its caller's time is over
     if isinstance(error, EngineDead):
         return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
     if isinstance(error, BodyTooSlow | BodyTooLarge):

@@ -20,6 +20,9 @@ MAX_TEMPLATE_VALUE_LEN = 1024
 MAX_TEMPLATE_S = 2.0
 """Longest that a chat template may work on one conversation. Ten thousand messages take a tenth of it."""
 
+MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
+"""Longest `timeout_ms`: a day."""
+
 MAX_REQUEST_ID_LEN = 128
 """Longest `X-Request-Id` that is taken over from a client, in characters."""
 

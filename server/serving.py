@@ -67,7 +67,7 @@ class Serving:
             watchdog=watchdog,
             admission=admission,
             root=root,
-            converter=Converter(engine, dialect),
+            converter=Converter(engine, dialect, request_timeout_s=settings.server.request_timeout),
             fingerprint=fingerprint,
             responses=store,
             jobs=BackgroundJobs(),

@@ -58,7 +58,6 @@ UNSUPPORTED: Unsupported = {
     "mm_processor_kwargs": ({},),
     "web_search_options": (),
     # How it is served
-    "timeout_ms": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "metadata": ({},),

@@ -16,13 +16,14 @@ from typing import Any
 from engine.client import Chunk, Usage
 from engine.core import ModelInfo, check_fit
 from engine.errors import EngineDead, RequestError
-from engine.messages import EngineStats, StepReport
+from engine.messages import Deadlines, EngineStats, StepReport
 from engine.params import SamplingParams
 from engine.request import FinishReason
 from tests.factories import make_info
 
 VOCAB_SIZE = 0x110000  # a token for each character
 
+NO_DEADLINES = Deadlines()
 IDLE = EngineStats(num_running=0, num_waiting=0, num_used_blocks=0, num_total_blocks=16, num_steps=0, last_step_s=None)
 
 
@@ -105,6 +106,7 @@ class Call:
     params: SamplingParams
     priority: int
     cache_salt: str
+    deadlines: Deadlines
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     was_aborted: bool = False
@@ -142,10 +144,16 @@ class FakeEngine:
         check_fit(self.info, prompt_token_ids, params)
 
     def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        deadlines: Deadlines = NO_DEADLINES,
     ) -> AsyncGenerator[Chunk, None]:
         self.check(prompt_token_ids, params)
-        call = Call(list(prompt_token_ids), params, priority, cache_salt)
+        call = Call(list(prompt_token_ids), params, priority, cache_salt, deadlines)
         self.calls.append(call)
         return self._generate(call, self._script(call) if callable(self._script) else self._script)
 

@@ -84,6 +84,9 @@ class SamplingRequest(ApiModel):
     """Send the text as it comes, as server-sent events."""
     priority: int | None = documented(minimum=-(2**63), maximum=2**63 - 1, default=0)
     """Smaller goes first."""
+    timeout_ms: int | None = documented(minimum=1, maximum=24 * 60 * 60 * 1000)
+    """Milliseconds that the whole answer may take. What has not ended by then fails: with status 504, or with an error
+    event if its stream has begun. The server may have a limit of its own; the shorter one counts."""
     cache_salt: str | None = documented(maxLength=1024)
     """Prompts share cached prefixes with those of the same salt only."""
     user: str | None = None

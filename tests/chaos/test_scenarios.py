@@ -32,6 +32,39 @@ async def act(scenario: Scenario, *, warm_up: dict[str, Any] | None = None, **se
         await stage.check_invariants()
 
 
+# Requests whose time is over.
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+async def test_a_deadline_passes_in_the_queue(stream: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.runner.hold()
+        _, other = await stage.send(prompt=[5], max_tokens=2)
+        await stage.until(lambda: stage.engine.stats.step_started_s is not None, "a step has begun")
+        response = await stage.complete(prompt=[9], stream=stream, timeout_ms=30, **LONG)
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+        other.close()
+
+    await act(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+async def test_a_deadline_passes_in_decode(stream: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.runner.hold()
+        stage.runner.let(2)
+        response = await stage.complete(prompt=[9], stream=stream, **LONG)
+        if stream:
+            *chunks, error, end = response.text.strip().split("\n\n")
+            assert (response.status_code, end) == (200, "data: [DONE]")
+            assert len(chunks) in {1, 2}  # tokens that come close together are in one
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+        else:
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+    await act(scenario, request_timeout=1)
+
+
 # Clients that leave.
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
 from engine.client import AsyncEngine, Chunk
 from engine.core import EngineCore
-from engine.errors import ConfigError, EngineDead, EngineError, RequestError
+from engine.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, RequestError
 from engine.grammar.compiler import GrammarCompiler
 from engine.loop import EngineLoop
-from engine.messages import Finished, StepReport
+from engine.messages import Deadlines, Finished, StepReport
 from engine.params import GrammarSpec, SamplingParams
 from engine.plan import StepPlan
 from engine.request import FinishReason
@@ -136,6 +138,80 @@ async def test_a_cancelled_reader_aborts_too():
         await until(lambda: engine.stats.num_running == 0 and engine.stats.num_waiting == 0)
 
 
+def in_ms(milliseconds: float) -> Deadlines:
+    return Deadlines(end_s=time.monotonic() + milliseconds / 1000)
+
+
+async def test_a_request_that_waits_fails_at_its_deadline_and_is_never_computed():
+    async with running(is_open=False) as (engine, _, runner, gate):
+        other = asyncio.create_task(collect(engine, max_tokens=2, ignore_eos=True))
+        await until(lambda: engine.stats.step_started_s is not None)
+        with pytest.raises(DeadlineExceeded, match="not complete by"):
+            await anext(engine.generate(PROMPT, SamplingParams(), deadlines=in_ms(20)))
+        gate.open()
+        await other
+        assert {row.request_id for plan in runner.plans for row in plan.rows} == {0}
+
+
+def timers_of(engine: AsyncEngine) -> list[Callable[[], None]]:
+    """What the engine's timers call, from now on, to be called by the test: the clock does not matter then."""
+    loop = MagicMock(wraps=engine._asyncio_loop)
+    timers: list[Callable[[], None]] = []
+    loop.call_later.side_effect = lambda _, function: timers.append(function) or MagicMock()
+    engine._asyncio_loop = loop
+    return timers
+
+
+async def test_a_deadline_in_decode_comes_after_the_tokens_that_were_taken():
+    async with running(is_open=False) as (engine, core, _, gate):
+        timers = timers_of(engine)
+        generator = engine.generate(PROMPT, SamplingParams(max_tokens=50, ignore_eos=True), deadlines=in_ms(10**7))
+        gate.let_through(1)
+        first = await anext(generator)
+        gate.let_through(1)
+        second = await anext(generator)
+        timers[0]()
+        with pytest.raises(DeadlineExceeded):
+            await anext(generator)
+        assert [*first.token_ids, *second.token_ids] == expected_output(PROMPT, 2, frozenset())
+        gate.open()
+        await until(lambda: engine.stats.num_running == 0 and engine.stats.num_used_blocks == 0)
+        core.check_integrity()
+
+
+async def test_at_its_deadline_a_request_is_aborted_though_its_reader_has_stopped():
+    async with running(is_open=False) as (engine, _, _, gate):
+        timers = timers_of(engine)
+        generator = engine.generate(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True), deadlines=in_ms(10**7))
+        gate.let_through(1)
+        await anext(generator)
+        timers[0]()
+        gate.let_through(1)  # the step that had begun
+        await until(lambda: engine.stats.num_running == 0 and engine.stats.num_steps == 2)
+        await generator.aclose()
+
+
+async def test_what_has_ended_in_time_is_whole_though_its_reader_is_late():
+    async with running(is_open=False) as (engine, _, _, gate):
+        timers = timers_of(engine)
+        generator = engine.generate(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True), deadlines=in_ms(10**7))
+        gate.let_through(1)
+        chunks = [await anext(generator)]
+        gate.open()
+        await until(lambda: engine._streams[0].has_ended)
+        timers[0]()
+        chunks += [chunk async for chunk in generator]
+        assert [token for chunk in chunks for token in chunk.token_ids] == expected_output(PROMPT, 8, frozenset())
+
+
+async def test_a_deadline_that_has_passed_submits_nothing():
+    async with running() as (engine, core, *_):
+        with pytest.raises(DeadlineExceeded):
+            await anext(engine.generate(PROMPT, SamplingParams(), deadlines=in_ms(-1)))
+        assert await collect(engine, max_tokens=1)
+        assert core.stats().num_steps == 1
+
+
 async def test_a_request_that_does_not_fit_is_refused_before_anything_is_queued():
     async with running() as (engine, core, *_):
         with pytest.raises(RequestError, match="context length is 64") as caught:
@@ -250,6 +326,18 @@ async def test_leaving_while_a_grammar_is_compiled_submits_nothing(monkeypatch: 
         gate.open()
         await staying
         assert {row.request_id for plan in runner.plans for row in plan.rows} == {1}
+
+
+async def test_a_deadline_counts_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    gate = GrammarGate(monkeypatch)
+    async with running_with_grammars() as (engine, runner):
+        params = SamplingParams(max_tokens=2, grammar=GrammarSpec("regex", "(.|\n)*"))
+        staying = asyncio.create_task(anext(engine.generate(PROMPT, params)))
+        with pytest.raises(DeadlineExceeded):
+            await anext(engine.generate(PROMPT, params, deadlines=in_ms(20)))
+        gate.open()
+        await staying
+        assert {row.request_id for plan in runner.plans for row in plan.rows} == {0}
 
 
 async def test_a_grammar_that_is_refused_or_fails_is_the_requests_fault():

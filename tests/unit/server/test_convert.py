@@ -32,6 +32,26 @@ async def chat(engine: FakeEngine | None = None, dialect: Dialect | None = None,
     return await Converter(cast(AsyncEngine, engine or FakeEngine()), dialect or Dialect()).chat(body)
 
 
+@pytest.mark.parametrize(
+    ("asked_ms", "server_s", "expected_s"),
+    [(None, None, None), (1500, None, 1.5), (None, 60, 60), (1500, 60, 1.5), (90_000, 60, 60)],
+)
+async def test_the_shorter_timeout_counts(
+    asked_ms: int | None, server_s: int | None, expected_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.convert.time.monotonic", lambda: 100.0)
+    converter = Converter(cast(AsyncEngine, FakeEngine()), Dialect(), request_timeout_s=server_s)
+    work = await converter.completion(CompletionRequest(prompt=["hi"], timeout_ms=asked_ms))
+    assert work.deadlines.end_s == (None if expected_s is None else 100.0 + expected_s)
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 24 * 60 * 60 * 1000 + 1])
+async def test_timeout_ms_has_bounds(timeout_ms: int) -> None:
+    with pytest.raises(RequestError, match=f"timeout_ms must be from 1 to 86400000, got {timeout_ms}") as caught:
+        await complete(timeout_ms=timeout_ms)
+    assert caught.value.param == "timeout_ms"
+
+
 def ids(text: str) -> list[int]:
     return [ord(character) for character in text]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.exceptions import HTTPException
 
-from engine.errors import EngineDead, EngineError, ModelError, Overloaded, RequestError
+from engine.errors import DeadlineExceeded, EngineDead, EngineError, ModelError, Overloaded, RequestError
 from server.errors import (
     STATUS_TABLE,
     BodyTooLarge,
@@ -28,6 +28,7 @@ from server.protocol.errors import ErrorEnvelope
         (BodyTooLarge("m"), 413, "invalid_request_error", "request_too_large", None),
         (Unavailable("m"), 503, "service_unavailable", "unavailable", None),
         (Overloaded("m", retry_after_s=1), 503, "service_unavailable", "overloaded", None),
+        (DeadlineExceeded("m"), 504, "timeout_error", "deadline_exceeded", None),
         (EngineDead("m"), 500, "server_error", "engine_dead", None),
         (EngineError("m"), 500, "server_error", "engine_error", None),
         (ModelError("m"), 500, "server_error", "engine_error", None),
@@ -54,6 +55,10 @@ def test_an_unforeseen_error_is_logged_and_not_told(caplog: pytest.LogCaptureFix
 def test_when_to_come_back() -> None:
     assert to_api_error(Overloaded("m", retry_after_s=2.1)).response().headers["Retry-After"] == "3"
     assert int(to_api_error(EngineDead("m")).response().headers["Retry-After"]) > 0
+
+
+def test_nobody_need_ask_again_whose_time_is_over() -> None:
+    assert to_api_error(DeadlineExceeded("m")).response().headers["X-Should-Retry"] == "false"
 
 
 def test_how_to_authenticate() -> None:
