@@ -67,6 +67,8 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("min_tokens", -1),
     ("truncate_prompt_tokens", -2),
     ("priority", 10**30),
+    ("timeout_ms", 0),
+    ("timeout_ms", 10**30),
 ]
 
 
