@@ -129,12 +129,16 @@ class ServerConfig:
     max_queued_tokens: int | None = field(default=None, metadata={"at_least": 1})
     """Most tokens in the prompts that wait. By default eight times what the KV cache holds."""
 
+    overload_status: OverloadStatus = "503"
+    """HTTP status of such a refusal: 503 as the server is at its limit, or 429 for clients that retry on that alone."""
+
+    max_queue_wait: int | None = field(default=None, metadata={"at_least": 1})
+    """Seconds that a request may wait for its first step. It is dropped then, with 503 and `Retry-After`, before
+    anything is computed for it. By default as long as it takes."""
+
     request_timeout: int | None = field(default=None, metadata={"at_least": 1})
     """Seconds that a whole answer may take, a client's `timeout_ms` if that is less: it ends with 504 then, or with an
     error event if its stream has begun. By default as long as it likes."""
-
-    overload_status: OverloadStatus = "503"
-    """HTTP status of such a refusal: 503 as the server is at its limit, or 429 for clients that retry on that alone."""
 
     reasoning_parser: ReasoningParser = "none"
     """How the model writes its thoughts. `think`: in `<think>` tags; chats then have them in `reasoning_content`."""

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from engine.errors import EngineError, RequestError, is_fault
+from engine.errors import EngineError, Overloaded, RequestError, is_fault
 from engine.messages import (
     Abort,
     EngineStats,
@@ -31,6 +31,9 @@ from engine.request import FinishReason, Request
 from engine.scheduler import Outcome, Scheduler
 
 logger = logging.getLogger(__name__)
+
+MAX_RETRY_AFTER_S = 60.0
+"""Most seconds after which a request that has waited too long is asked to come again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,20 @@ class EngineCore:
             self.scheduler.finish(request)
             self._end(request, message.reason)
 
+    def drop_overdue(self) -> None:
+        """Fail the requests that were to begin by now, before anything is computed for them."""
+        now_s = self._clock()
+        for request in self.scheduler.overdue(now_s):
+            waited_s = now_s - request.arrival_s
+            self.scheduler.finish(request)
+            del self._requests[request.request_id]
+            # As long again: about what the queue takes.
+            error = Overloaded(
+                f"the request has waited {waited_s:.1f} s and not begun: that is as long as one may wait here",
+                retry_after_s=min(waited_s, MAX_RETRY_AFTER_S),
+            )
+            self._events.append(Failed(request.request_id, error))
+
     def step(self) -> StepReport:
         """Compute one step and report every request's events, those of aborts before it included."""
         started = self._clock()
@@ -238,6 +255,7 @@ class EngineCore:
             priority=message.priority,
             cache_salt=message.cache_salt,
             arrival_s=message.arrival_s,
+            start_by_s=message.deadlines.start_s,
             eos_token_ids=end_token_ids(self.info, params),
             constraint=None if message.grammar is None else message.grammar.start(),
         )

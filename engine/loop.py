@@ -100,6 +100,7 @@ class EngineLoop:
 
     def _turn_until_stopped(self, core: EngineCore) -> None:
         while self._drain(core):
+            core.drop_overdue()
             if core.has_work:
                 self.stats = replace(core.stats(), step_started_s=core.now_s())
                 report = core.step()

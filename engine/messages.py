@@ -17,6 +17,8 @@ from engine.request import FinishReason, Grammar
 class Deadlines:
     """By when a request must have come how far (time.monotonic()); None: whenever it may be."""
 
+    start_s: float | None = None
+    """It is in a step, or it fails with Overloaded and is never computed. The core sees to that, between steps."""
     end_s: float | None = None
     """Its output is complete, or it fails with DeadlineExceeded. `engine.client` sees to that."""
 

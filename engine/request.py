@@ -75,6 +75,8 @@ class Request:
     """Smaller goes first, as in vLLM."""
     cache_salt: str = ""
     arrival_s: float = 0.0
+    start_by_s: float | None = None
+    """By when it must have been scheduled for the first time; None: whenever."""
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens that end it: the model's end-of-text tokens (unless ignored) and `params.stop_token_ids`."""
 

@@ -96,6 +96,14 @@ class Scheduler:
         self.kv.free(request)
         request.status = RequestStatus.FINISHED
 
+    def overdue(self, now_s: float) -> list[Request]:
+        """Waiting requests that were to begin by now and have not. One that a preemption has put back has begun."""
+        return [
+            request
+            for request in self.waiting
+            if request.start_by_s is not None and request.start_by_s <= now_s and request.first_scheduled_s is None
+        ]
+
     def schedule(self, now_s: float) -> ScheduledStep:
         """Fill the next step. `now_s` (time.monotonic()) becomes `first_scheduled_s` of newcomers.
 

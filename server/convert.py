@@ -92,10 +92,18 @@ class Work:
 class Converter:
     """Converts requests for one engine. Event loop only."""
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect, *, request_timeout_s: float | None = None) -> None:
-        """`request_timeout_s`: how long an answer may take, if its client does not ask for less."""
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        dialect: Dialect,
+        *,
+        max_queue_wait_s: float | None = None,
+        request_timeout_s: float | None = None,
+    ) -> None:
+        """How long a request may wait until it begins, and take in all, if its client does not ask for less."""
         self._engine = engine
         self._dialect = dialect
+        self._max_queue_wait_s = max_queue_wait_s
         self._request_timeout_s = request_timeout_s
         self._encoder = PromptEncoder(engine.tokenizer, max_model_len=engine.info.max_model_len)
         self._any_length = PromptEncoder(engine.tokenizer, max_model_len=None)
@@ -229,7 +237,11 @@ class Converter:
             raise _invalid("timeout_ms", f"timeout_ms must be from 1 to {limits.MAX_TIMEOUT_MS}, got {timeout_ms}")
         asked_s = None if timeout_ms is None else timeout_ms / 1000
         timeouts_s = [each for each in (asked_s, self._request_timeout_s) if each is not None]
-        return Deadlines(end_s=time.monotonic() + min(timeouts_s) if timeouts_s else None)
+        now_s = time.monotonic()
+        return Deadlines(
+            start_s=None if self._max_queue_wait_s is None else now_s + self._max_queue_wait_s,
+            end_s=now_s + min(timeouts_s) if timeouts_s else None,
+        )
 
     def _fill(
         self,

@@ -67,7 +67,12 @@ class Serving:
             watchdog=watchdog,
             admission=admission,
             root=root,
-            converter=Converter(engine, dialect, request_timeout_s=settings.server.request_timeout),
+            converter=Converter(
+                engine,
+                dialect,
+                max_queue_wait_s=settings.server.max_queue_wait,
+                request_timeout_s=settings.server.request_timeout,
+            ),
             fingerprint=fingerprint,
             responses=store,
             jobs=BackgroundJobs(),

@@ -152,7 +152,9 @@ def make_core(
 
 def make_submit(request_id: int, prompt: Sequence[int], **fields: object) -> Submit:
     """A Submit; SamplingParams' fields go to its params, the others to the message."""
-    message = {name: fields.pop(name) for name in ("priority", "cache_salt", "arrival_s") if name in fields}
+    message = {
+        name: fields.pop(name) for name in ("priority", "cache_salt", "arrival_s", "deadlines") if name in fields
+    }
     params = SamplingParams(**fields)  # type: ignore[arg-type]
     return Submit(request_id, tuple(prompt), params, **message)  # type: ignore[arg-type]
 

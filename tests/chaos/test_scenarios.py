@@ -65,6 +65,33 @@ async def test_a_deadline_passes_in_decode(stream: bool) -> None:
     await act(scenario, request_timeout=1)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
+async def test_what_waits_too_long_is_dropped_before_its_prefill(stream: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        now_s = time.monotonic()
+        stage.core._clock = lambda: now_s  # stands still
+        stage.runner.hold()
+        others = [await stage.send(prompt=[20 + i], **LONG) for i in range(MAX_NUM_SEQS)]
+        await stage.until(lambda: stage.engine.stats.step_started_s is not None, "a step has begun")
+        await stage.step_until(lambda: stage.engine.stats.num_running == MAX_NUM_SEQS, "all places are taken")
+        late = asyncio.create_task(stage.complete(prompt=[9], stream=stream, **LONG))
+        await stage.step_until(lambda: stage.engine.stats.num_waiting == 1, "it waits")
+        assert not late.done()
+        now_s += 3600.0
+        await stage.step_until(late.done, "it is dropped")
+        response = await late
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+        assert response.headers["retry-after"] == "60"
+        assert max(row.request_id for plan in stage.runner.plans for row in plan.rows) == max(stage.submitted) - 1
+        for _, other in others:
+            other.close()
+        stage.runner.release()
+        await stage.until(lambda: stage.engine.stats.num_running == 0, "all have ended")
+        stage.core._clock = time.monotonic
+
+    await act(scenario, max_queue_wait=600)
+
+
 # Clients that leave.
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine.client import AsyncEngine
 from engine.errors import EngineDead, RequestError
+from engine.messages import Deadlines
 from engine.params import FreePrefix, GrammarSpec, SamplingParams
 from server.chat.dialect import Dialect
 from server.chat.tools import FORMATS
@@ -43,6 +44,13 @@ async def test_the_shorter_timeout_counts(
     converter = Converter(cast(AsyncEngine, FakeEngine()), Dialect(), request_timeout_s=server_s)
     work = await converter.completion(CompletionRequest(prompt=["hi"], timeout_ms=asked_ms))
     assert work.deadlines.end_s == (None if expected_s is None else 100.0 + expected_s)
+
+
+async def test_the_longest_wait_is_counted_from_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.convert.time.monotonic", lambda: 100.0)
+    converter = Converter(cast(AsyncEngine, FakeEngine()), Dialect(), max_queue_wait_s=5)
+    work = await converter.completion(CompletionRequest(prompt=["hi"]))
+    assert work.deadlines == Deadlines(start_s=105.0)
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 24 * 60 * 60 * 1000 + 1])
