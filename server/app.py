@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Match
 
 from config.schema import Settings
 from engine.client import AsyncEngine
@@ -119,4 +120,16 @@ def _lifespan_of(metrics: Metrics, serving: Serving) -> Callable[[FastAPI], Abst
 async def _on_routing_error(request: Request, error: Exception) -> Response:
     """For what the router raises; all other errors go up to AnswerErrors."""
     assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        error = HTTPException(405, error.detail, {"Allow": ", ".join(_methods_of_path(request))})
     return routing_error(error, request.method, request.url.path).response()
+
+
+def _methods_of_path(request: Request) -> list[str]:
+    """With which methods this path is there. (The router itself says the first route's only.)"""
+    routes: Sequence[BaseRoute] = request.app.routes
+    return [
+        method
+        for method in ("DELETE", "GET", "POST")
+        if any(route.matches(dict(request.scope) | {"method": method})[0] is Match.FULL for route in routes)
+    ]

@@ -401,3 +401,10 @@ async def test_logs_hold_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
             await client.post("/v1/completions", json=body)
     assert "a fault" in caplog.text
     assert "my secret" not in caplog.text
+
+
+async def test_07_another_method_is_told_all_that_there_are(client: httpx.AsyncClient) -> None:
+    response = await client.patch("/v1/responses/some")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "DELETE, GET"
+    assert "use DELETE, GET." in error_of(response)["message"]
