@@ -203,7 +203,9 @@ class Remains:
 
     @classmethod
     def now(cls) -> Remains:
-        names = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_"))
+        # The threads of bounded pools stay for the next who wants one: asyncio's, and AnyIO's (of templates).
+        pools = ("asyncio_", "AnyIO worker thread")
+        names = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith(pools))
         return cls(tuple(names), len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")))
 
     def is_within(self, before: Remains) -> bool:
