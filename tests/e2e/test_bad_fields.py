@@ -125,6 +125,7 @@ def test_a_bad_field_is_refused_by_name(
             assert (error["param"] or "").startswith(name) or name in error["message"], (value, error)
         for value in [*(value for values in VALUES.values() for value in values), "\ud83d", float("nan")]:
             response = send(value)
-            assert response.status_code < 500, (value, response.text[:300])
+            ran_out = name == "timeout_ms" and response.status_code == 504
+            assert response.status_code < 500 or ran_out, (value, response.text[:300])
         if "null" in allowed and name not in body:
             assert send(None).status_code == 200
