@@ -14,7 +14,8 @@ ERROR = "error"
 """How a request ends that failed; the other ends are those of FinishReason."""
 
 REJECTIONS = (
-    *("context_length_exceeded", "host_not_allowed", "invalid_api_key", "invalid_json", "invalid_value"),
+    *("context_length_exceeded", "deadline_exceeded", "host_not_allowed", "invalid_api_key", "invalid_json"),
+    "invalid_value",
     *("model_not_found", "origin_not_allowed", "overloaded", "rate_limit_exceeded", "request_timeout"),
     *("previous_response_not_found", "response_not_found"),
     *("request_too_large", "unavailable", "unsupported_parameter"),
