@@ -5,6 +5,7 @@ Bodies are read as JSON whatever their Content-Type says, as `curl -d` leaves it
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import jiter
@@ -18,6 +19,9 @@ from server.unsupported import UNSUPPORTED, Unsupported, refuse_unsupported
 
 _SHOWN_LEN = 200
 """Characters of the parser's words that are said."""
+
+_LONGEST_NAME = 64
+"""A field's name that is said although it may be none of ours, in bytes."""
 
 _Model = TypeVar("_Model", bound=ApiModel)
 
@@ -52,10 +56,41 @@ def parse_object(body: bytes) -> dict[str, Any]:
         text = str(error)
         if len(text) > _SHOWN_LEN:  # it has a name of the client's in it
             text = f"{text[: _SHOWN_LEN - 50]} ... {text[-45:]}"
-        raise RequestError(f"the body is not valid JSON: {text}", code="invalid_json") from None
+        field = _field_at(body, text)
+        where = f", at {field}" if field else ""
+        raise RequestError(f"the body is not valid JSON{where}: {text}", param=field, code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {_json_type(value)}", code="invalid_json")
     return value
+
+
+_PLACE = re.compile(r"at line ([0-9]+) column ([0-9]+)$")
+_MARK = re.compile(rb'"(?P<string>(?:[^"\\]|\\.)*+)(?:"(?P<is_name>\s*:)?|\Z)|[\[{]|[\]}]', re.DOTALL)
+_MOST_MARKS = 100_000
+"""Strings and brackets that are read to find a field: some 30 ms."""
+
+
+def _field_at(body: bytes, problem: str) -> str | None:
+    """The field in whose value the parser has stopped, as it says in `problem`. None: in none, or it is too far on."""
+    if (place := _PLACE.search(problem)) is None:
+        return None
+    line, column = map(int, place.groups())
+    if line > _MOST_MARKS:
+        return None
+    begin = 0
+    for _ in range(line - 1):
+        begin = body.find(b"\n", begin) + 1
+    depth, field = 0, None
+    for number, mark in enumerate(_MARK.finditer(body, 0, begin + column)):
+        if number == _MOST_MARKS:
+            return None
+        if mark["string"] is None:
+            depth += 1 if mark[0] in b"[{" else -1
+        elif depth == 1 and mark["is_name"]:
+            field = mark["string"]
+    if depth < 1 or field is None or len(field) > _LONGEST_NAME:
+        return None
+    return field.decode(errors="replace")
 
 
 def explain(error: ValidationError, where: str = "") -> RequestError:
@@ -82,6 +117,7 @@ _EXPECTED = {
     "int_type": "an integer",
     "float_type": "a number",
     "finite_number": "a finite number",
+    "finite_json": "made of finite numbers",
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "an array",
@@ -101,6 +137,8 @@ _EXPECTED_LISTS = {
 
 
 def _expected(details: ErrorDetails) -> str:
+    if details["type"] == "float_type" and type(details["input"]) is int:
+        return "a number of at most 1.8e308"
     if details["type"] == "literal_error":
         return str(details["ctx"]["expected"]).replace("False", "false")
     if details["type"] == "list_type" and details["loc"][-1] in _EXPECTED_LISTS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 
 class ApiModel(BaseModel):
@@ -20,19 +22,39 @@ class ApiModel(BaseModel):
     )
 
 
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a number is wanted, not true or false")
-    return value
-
-
-NoBoolean = BeforeValidator(_no_boolean)
-"""For literal numbers: `True == 1` in Python, not in JSON."""
-
-
 def documented(**schema: Any) -> Any:
     """A field that may be left out, with a range for readers of the schema.
 
     The range is shown, not checked: `SamplingParams` and `convert` do that, once, for whoever asks.
     """
     return Field(default=None, json_schema_extra=schema)
+
+
+def exactly(expected: bool | int) -> BeforeValidator:
+    """For a `Literal` of this one value: `False == 0` in Python, and so to pydantic's literals, but not in JSON."""
+
+    def check(value: Any) -> Any:
+        if value == expected and isinstance(value, bool) is not isinstance(expected, bool):
+            raise PydanticCustomError("literal_error", "not the one value", {"expected": repr(expected)})
+        return value
+
+    return BeforeValidator(check)
+
+
+OnlyFalse = Annotated[Literal[False], exactly(False)]
+"""For what can only be switched off here."""
+
+
+def _check_finite(value: dict[str, Any]) -> dict[str, Any]:
+    rest: list[Any] = [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            raise PydanticCustomError("finite_json", "made of finite numbers")
+        if isinstance(part, dict | list):
+            rest += part.values() if isinstance(part, dict) else part
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
+"""An object of any kind. A number like 1e999 is infinite by the time it is read, and JSON cannot say that back."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from server.protocol.base import ApiModel, NoBoolean, documented
+from server.protocol.base import ApiModel, JsonObject, OnlyFalse, documented, exactly
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 
@@ -68,7 +68,7 @@ class FunctionDefinition(ApiModel):
     name: str = Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     """What it does, for the model to read."""
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     """A JSON schema of its arguments, for the model to read. Left out: it has none."""
     strict: bool | None = None
     """Forced calls (see `tool_choice`) are held to the schema, others are not, whatever this says."""
@@ -141,11 +141,11 @@ class ChatCompletionRequest(GenerationRequest):
     """Report the logprob of each token."""
     top_logprobs: int | None = documented(minimum=0, maximum=20)
     """With `logprobs`: those of this many most likely tokens too."""
-    echo: Literal[False] | None = None
+    echo: OnlyFalse | None = None
     """Of /v1/completions only."""
-    best_of: Annotated[Literal[1], NoBoolean] | None = None
+    best_of: Annotated[Literal[1], exactly(1)] | None = None
     """Of /v1/completions only."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Switches of the model's chat template, such as `enable_thinking`."""
 
 

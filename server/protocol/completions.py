@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
 
-from server.protocol.base import ApiModel, NoBoolean, documented
+from server.protocol.base import ApiModel, documented, exactly
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 Prompt = str | list[int]
@@ -51,7 +51,7 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = documented(minimum=1, maximum=128)
     """Generate this many choices for each prompt, and show the `n` whose tokens are likeliest on average. Not for
     streams."""
-    top_logprobs: Annotated[Literal[0], NoBoolean] | None = None
+    top_logprobs: Annotated[Literal[0], exactly(0)] | None = None
     """Of chat only: see `logprobs`."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from server.protocol.base import ApiModel, documented
+from server.protocol.base import ApiModel, OnlyFalse, documented
 from server.protocol.structured import ResponseFormat, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -22,7 +22,7 @@ def _as_token_ids(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     for key in value:
-        if not (isinstance(key, int) or re.fullmatch("-?[0-9]{1,20}", key)):
+        if not (isinstance(key, int) or re.fullmatch("-?(0|[1-9][0-9]{0,19})", key)):
             raise ValueError(f"logit_bias must have token ids as keys, got {key[:24]!r}")
     return {int(key): bias for key, bias in value.items()}
 
@@ -39,7 +39,7 @@ class StreamOptions(ApiModel):
     """One more chunk at the end, without choices, with the token counts."""
     continuous_usage_stats: bool | None = None
     """With `include_usage`: the token counts so far in every chunk."""
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
     """Padding against guessing text from the sizes of packets is not supported."""
 
 

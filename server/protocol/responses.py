@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag
 
-from server.protocol.base import ApiModel, documented
+from server.protocol.base import ApiModel, JsonObject, OnlyFalse, documented
 from server.protocol.generation import SamplingRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -118,7 +118,7 @@ def _as_items(value: Any) -> Any:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Input = Annotated[list[dict[str, Any]], BeforeValidator(_as_items, json_schema_input_type=str | list[_DocumentedItem])]
+Input = Annotated[list[JsonObject], BeforeValidator(_as_items, json_schema_input_type=str | list[_DocumentedItem])]
 """Items as they came: `responses.items` reads each by its kind, so that errors name it as `input[3].content`."""
 
 
@@ -129,15 +129,15 @@ class ResponseTool(ApiModel):
     name: str = Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     """What it does, for the model to read."""
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     """A JSON schema of its arguments, for the model to read. Left out: it has none."""
     strict: bool | None = None
     """Forced calls (see `tool_choice`) are held to the schema, others are not, whatever this says."""
     allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
     """The model calls directly; programs are not supported."""
-    async_: Literal[False] | None = Field(default=None, alias="async")
+    async_: OnlyFalse | None = Field(default=None, alias="async")
     """Not supported."""
-    defer_loading: Literal[False] | None = None
+    defer_loading: OnlyFalse | None = None
     """Not supported."""
     output_schema: None = None
     """Not supported."""
@@ -174,7 +174,7 @@ class TextFormat(ApiModel):
     """For the client's own records."""
     description: str | None = None
     """For the client's own records."""
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     """With the type `json_schema` only, which needs it: JSON Schema, draft 2020-12."""
     strict: bool | None = None
     """The schema is always followed."""
@@ -202,7 +202,7 @@ class ReasoningConfig(ApiModel):
 class ResponseStreamOptions(ApiModel):
     """What a stream carries beside the text."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
     """Padding against guessing text from the sizes of packets is not supported."""
 
 
@@ -237,5 +237,5 @@ class ResponsesRequest(SamplingRequest):
     """Up to 16 values by name, to be given back with the response."""
     stream_options: ResponseStreamOptions | None = None
     """With `stream` only."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Switches of the model's chat template, such as `enable_thinking`."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.protocol.base import ApiModel
+from server.protocol.base import ApiModel, JsonObject, OnlyFalse
 
 
 def _as_schema(value: Any) -> Any:
@@ -23,7 +23,7 @@ def _as_schema(value: Any) -> Any:
     return schema
 
 
-Schema = Annotated[dict[str, Any], BeforeValidator(_as_schema, json_schema_input_type=dict[str, Any] | str)]
+Schema = Annotated[JsonObject, BeforeValidator(_as_schema, json_schema_input_type=dict[str, Any] | str)]
 
 
 class JsonSchema(ApiModel):
@@ -33,7 +33,7 @@ class JsonSchema(ApiModel):
     """For the client's own records."""
     description: str | None = None
     """For the client's own records: the model is told of the schema by the prompt only, but can write nothing else."""
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     """JSON Schema, draft 2020-12. What cannot be held to is refused, never left out."""
     strict: bool | None = None
     """The schema is always followed."""
@@ -63,9 +63,9 @@ class StructuredOutputs(ApiModel):
     """A context-free grammar in llguidance's variant of Lark; `start` is where it starts."""
     whitespace_pattern: None = None
     """Not supported: there is at most one space after a colon or comma."""
-    disable_any_whitespace: Literal[False] | None = None
+    disable_any_whitespace: OnlyFalse | None = None
     """Not supported."""
-    disable_additional_properties: Literal[False] | None = None
+    disable_additional_properties: OnlyFalse | None = None
     """Not supported: say `additionalProperties` in the schema."""
     structural_tag: None = None
     """Not supported."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from server.protocol.base import ApiModel
+from server.protocol.base import ApiModel, JsonObject
 from server.protocol.chat import ChatMessage, Tool
 
 
@@ -25,7 +23,7 @@ class TokenizeRequest(ApiModel):
     """With `messages`: leave the last one open instead."""
     tools: list[Tool] | None = None
     """With `messages`: the tools that the model may call."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """With `messages`: switches of the model's chat template."""
 
 

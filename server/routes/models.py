@@ -29,7 +29,7 @@ def router(serving: Serving) -> APIRouter:
     async def get_model(model_id: str) -> ModelCard:
         """One model."""
         if model_id != card.id:
-            raise ModelNotFound(f"the model {model_id!r} is not served here: {card.id!r} is", param="model")
+            raise ModelNotFound(f"the model {model_id[:100]!r} is not served here: {card.id!r} is", param="model")
         return card
 
     return routes

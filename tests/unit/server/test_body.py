@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +40,56 @@ def test_what_is_not_json_says_where(body: bytes, says: str) -> None:
         parse_object(body)
     assert says in str(caught.value)
     assert caught.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"prompt": "\xc3\xa9\xe7\xbc\x86", "temperature": NaN}', "temperature"),
+        (b'{"top_p":Infinity,"seed":1}', "top_p"),
+        (b'{"stop": ["a\\"b: {", "\\ud800"]}', "stop"),
+        (b'{"user": "\xff"}', "user"),
+        (b'{"tools": [{"x": {"messages": NaN}}]}', "tools"),
+        (b'{"a": [[], {}],\n"b"\n: \n{"c": tru}}', "b"),
+        (b'{"seed": 1, "n": 2, "seed": 3}', "seed"),
+        (b'{"tools": {"b": 1, "b": 2}, "n": 1}', "tools"),
+        (b'{"tools":' + b"[" * 300 + b"]" * 300 + b',"n":1}', "tools"),
+        (b'{"n":' + b"9" * 5000 + b"}", "n"),
+        (b'{"' + b"a" * 100 + b'": NaN}', None),
+        (b'{"a": 1} "b": NaN', None),
+        (b"NaN", None),
+        (b'{"a": [' + b'"",' * 200_000 + b'1], "b": NaN}', None),
+    ],
+)
+def test_what_is_not_json_says_in_which_field(body: bytes, field: str | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_object(body)
+    assert caught.value.param == field
+    assert (f"at {field}" in str(caught.value)) == (field is not None)
+
+
+def test_finding_the_field_takes_no_time() -> None:
+    """In the longest bodies that are taken, of the kinds that make it work."""
+    for filling in (b'"",', b'"\\\\",', b"[],", b'"' + b'\\"' * 2**21 + b'",'):
+        body = b'{"a": [' + filling * (2**22 // len(filling)) + b'NaN], "b": 1}'
+        before_s = time.process_time()
+        with pytest.raises(RequestError, match="expected value"):
+            parse_object(body)
+        assert time.process_time() - before_s < 2.0
+
+
+@pytest.mark.parametrize("value", [1e999, {"a": [1.0, {"b": -1e999}]}, float("nan")])
+def test_an_object_of_any_kind_has_finite_numbers(value: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"x": value}}}
+    error = error_of(ChatCompletionRequest, messages=[{"role": "user", "content": "x"}], tools=[tool])
+    assert str(error) == "tools[0].function.parameters must be made of finite numbers, got an object"
+
+
+@pytest.mark.parametrize(("field", "value"), [("echo", 0), ("echo", 0.0), ("best_of", True)])
+def test_a_number_is_no_boolean_and_the_other_way_round(field: str, value: Any) -> None:
+    error = error_of(ChatCompletionRequest, messages=[{"role": "user", "content": "x"}], **{field: value})
+    assert error.param == field
+    assert str(error).startswith(f"{field} must be {'false' if field == 'echo' else 1}, got ")
 
 
 def test_a_name_that_is_there_twice_is_not_said_back_whole() -> None:
