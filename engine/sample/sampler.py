@@ -81,8 +81,9 @@ class Sampler:
         """The kernel reads rows where they lie; only those with edits are copied."""
         assert self._choose_tokens is not None
         logits = logits.to(torch.float32)
-        edited = [i for i, row in enumerate(rows) if edits_of([row])]
-        as_they_are = [i for i in range(len(rows)) if i not in set(edited)]
+        with_edits = {i for _, chosen in edits_of(rows) for i, *_ in chosen}
+        edited = sorted(with_edits)
+        as_they_are = [i for i in range(len(rows)) if i not in with_edits]
         if as_they_are:
             choices = _choices(as_they_are, [rows[i] for i in as_they_are], logits.shape[-1])
             yield torch.tensor(as_they_are), *self._choose_tokens(logits, choices)

@@ -11,7 +11,7 @@ from engine.kernels import Choices
 from engine.kernels.cpu.library import Sample, kernel_table
 from engine.kernels.cpu.run import run
 
-_BYTES_PER_TOKEN = 24  # see struct cl_sample
+_BYTES_PER_TOKEN = 32  # see struct cl_sample
 
 
 def choose_tokens(logits: Tensor, choices: Choices, variant: str | None = None) -> tuple[Tensor, Tensor]:

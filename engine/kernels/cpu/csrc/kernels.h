@@ -179,7 +179,7 @@ struct cl_sample {
     const double *u;           // [num_rows], within (0, 1)
     int64_t *tokens;
     uint8_t *usable;
-    char *workspace; // for each thread 24 bytes for each token of the vocabulary, rounded up to a multiple of 64
+    char *workspace; // for each thread 32 bytes for each token of the vocabulary, rounded up to a multiple of 64
     int64_t *ticket; // 0
 };
 

@@ -8,7 +8,7 @@
 //
 // A row is computed by one thread, in one order.
 
-enum { BLOCK = 64, BUCKETS = 2048, BUCKET_SHIFT = 19 }; // 16 buckets for each power of two
+enum { BLOCK = 64, DIGIT_BITS = 10, BUCKET_SHIFT = 19, BUCKETS = 2048 }; // 16 buckets for each power of two
 
 // One row while it is sampled; the arrays lie in the workspace.
 struct V(row) {
@@ -22,8 +22,8 @@ struct V(row) {
     int32_t *found_ids;
     int64_t counts[BUCKETS];
     double sums[BUCKETS];
-    // one bucket in order of rank: bits of the weight, inverted, then the id
-    uint64_t *sorted;
+    // one bucket in order of rank: how far its weight is below 1, then its id
+    uint64_t *sorted, *half_sorted;
     int64_t sorted_bucket;
 };
 
@@ -59,7 +59,7 @@ static void V(weigh_row)(const float *x, float top, float temperature, struct V(
         for (int64_t j = 0; j < BLOCK; j += LANES) {
             const int64_t n = max_(0, min_(LANES, left - j));
             vf y = n == LANES ? vf_load(x + b * BLOCK + j) : vf_load_n(x + b * BLOCK + j, n);
-            vf w = vf_exp((y - vf_set(top)) * factor);
+            vf w = vf_min(vf_exp((y - vf_set(top)) * factor), vf_set(1.0f)); // buckets end at 1
             if (n < LANES) w = vf_keep(w, 0, n, 0.0f);
             vf_store(row->weights + b * BLOCK + j, w);
             sum = sum + w, block_top = vf_max(block_top, w);
@@ -109,16 +109,14 @@ static double V(collect)(struct V(row) *row, float at_least) {
     return sum;
 }
 
-INLINE uint32_t V(bits)(float x) {
+// How far below 1 a weight is, in steps of its type: rises as weights fall from 1 to 0.
+INLINE uint32_t V(below_one)(float weight) {
     uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
+    memcpy(&bits, &weight, 4);
+    return 0x3f800000 - bits;
 }
 
-INLINE int64_t V(bucket_of)(float weight) { // of weights from 1 down to 0
-    const int64_t below_one = 0x3f800000 - (int64_t)V(bits)(weight);
-    return max_(0, min_(BUCKETS - 1, below_one >> BUCKET_SHIFT));
-}
+INLINE int64_t V(bucket_of)(float weight) { return V(below_one)(weight) >> BUCKET_SHIFT; }
 
 static void V(deal)(struct V(row) *row) {
     memset(row->counts, 0, sizeof row->counts);
@@ -131,23 +129,30 @@ static void V(deal)(struct V(row) *row) {
     row->sorted_bucket = -1;
 }
 
-static int V(compare)(const void *a, const void *b) {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+// One pass of a radix sort, stable: by DIGIT_BITS bits of how far below 1 the weights are.
+static void V(sort_by_digit)(const uint64_t *from, uint64_t *to, int64_t n, int shift) {
+    int32_t starts[(1 << DIGIT_BITS) + 1] = {0};
+#define DIGIT(key) ((key) >> (32 + shift) & ((1 << DIGIT_BITS) - 1))
+    for (int64_t i = 0; i < n; i++) starts[DIGIT(from[i]) + 1]++;
+    for (int64_t digit = 0; digit < 1 << DIGIT_BITS; digit++) starts[digit + 1] += starts[digit];
+    for (int64_t i = 0; i < n; i++) to[starts[DIGIT(from[i])]++] = from[i];
+#undef DIGIT
 }
 
+// All of a bucket are equal in the bits above BUCKET_SHIFT, and come in order of id.
 static void V(sort_bucket)(struct V(row) *row, int64_t bucket) {
     if (row->sorted_bucket == bucket) return;
     int64_t n = 0;
     for (int64_t i = 0; n < row->counts[bucket]; i++)
         if (V(bucket_of)(row->found_weights[i]) == bucket)
-            row->sorted[n++] = (uint64_t)~V(bits)(row->found_weights[i]) << 32 | (uint32_t)row->found_ids[i];
-    qsort(row->sorted, (size_t)n, sizeof *row->sorted, V(compare));
+            row->sorted[n++] = (uint64_t)V(below_one)(row->found_weights[i]) << 32 | (uint32_t)row->found_ids[i];
+    V(sort_by_digit)(row->sorted, row->half_sorted, n, 0);
+    V(sort_by_digit)(row->half_sorted, row->sorted, n, DIGIT_BITS);
     row->sorted_bucket = bucket;
 }
 
 INLINE double V(sorted_weight)(const struct V(row) *row, int64_t i) {
-    const uint32_t bits = ~(uint32_t)(row->sorted[i] >> 32);
+    const uint32_t bits = 0x3f800000 - (uint32_t)(row->sorted[i] >> 32);
     float weight;
     memcpy(&weight, &bits, 4);
     return (double)weight;
@@ -222,12 +227,13 @@ static void V(sample)(const void *args, int thread, int num_threads) {
     const struct cl_sample *op = args;
     const int64_t blocks = (op->size + BLOCK - 1) / BLOCK, width = blocks * BLOCK;
     struct V(row) row = {.size = op->size, .blocks = blocks};
-    float *floats = (float *)(op->workspace + thread * width * 24); // 4 + 4 / 64 * 2 + 4 + 4 + 8 bytes a token
+    float *floats = (float *)(op->workspace + thread * width * 32); // 8 + 8 + 4 + 4 + 4 + 2 * 4 / 64 bytes a token
     row.sorted = (uint64_t *)floats;
-    row.weights = floats + 2 * width;
-    row.found_weights = floats + 3 * width;
-    row.found_ids = (int32_t *)(floats + 4 * width);
-    row.block_sum = floats + 5 * width;
+    row.half_sorted = row.sorted + width;
+    row.weights = floats + 4 * width;
+    row.found_weights = floats + 5 * width;
+    row.found_ids = (int32_t *)(floats + 6 * width);
+    row.block_sum = floats + 7 * width;
     row.block_top = row.block_sum + blocks;
     int64_t i = __atomic_fetch_add(op->ticket, 1, __ATOMIC_RELAXED);
     for (; i < op->num_rows; i = __atomic_fetch_add(op->ticket, 1, __ATOMIC_RELAXED)) {
