@@ -11,7 +11,9 @@ from typing import Any, Literal
 from engine.errors import RequestError
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_LEN = 4096  # characters of all of them: the automaton that finds them takes 300 bytes for each
 MAX_STOP_TOKEN_IDS = 256
+MAX_ALLOWED_TOKEN_IDS = 2**18  # which is as many as any vocabulary has; they are looked at in every step
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
@@ -170,10 +172,15 @@ class SamplingParams:
         for value in self.logit_bias.values():
             _check(-MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS, "logit_bias", value, "from -100 to 100 for each token")
         _check(self.allowed_token_ids != (), "allowed_token_ids", "none", "at least one token id")
-        most = math.inf if self.max_tokens is None else self.max_tokens
-        _check(0 <= self.min_tokens <= most, "min_tokens", self.min_tokens, "from 0 to max_tokens")
+        count = len(self.allowed_token_ids or ())
+        most = MAX_ALLOWED_TOKEN_IDS
+        _check(count <= most, "allowed_token_ids", f"{count} ids", f"at most {most} token ids")
+        longest = math.inf if self.max_tokens is None else self.max_tokens
+        _check(0 <= self.min_tokens <= longest, "min_tokens", self.min_tokens, "from 0 to max_tokens")
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         _check(all(self.stop), "stop", '""', "made of strings that are not empty")
+        length = sum(map(len, self.stop))
+        _check(length <= MAX_STOP_LEN, "stop", f"{length}", f"at most {MAX_STOP_LEN} characters long, all together")
         count = len(self.stop_token_ids)
         _check(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"{count} ids", f"at most {MAX_STOP_TOKEN_IDS}")
 

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import RequestError
+from server.errors import BodyTooLarge
+from server.limits import MAX_MARKS, MAX_VALUES
 from server.protocol.base import ApiModel
 from server.unsupported import UNSUPPORTED, Unsupported, refuse_unsupported
 
@@ -48,8 +50,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object; not NaN or Infinity, lone surrogates, or bytes that are not UTF-8, which strict JSON has not.
 
     Nor a name twice: two readers (a proxy that checks, a server that acts) would take two different values for it.
-    The parser's own bounds are 200 levels of nesting and 4300 digits in a number.
+    The parser's own bounds are 200 levels of nesting and 4300 digits in a number; ours are MAX_MARKS and MAX_VALUES.
     """
+    _check_marks(body)
     try:
         value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
@@ -61,7 +64,35 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is not valid JSON{where}: {text}", param=field, code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {_json_type(value)}", code="invalid_json")
+    _check_values(value)
     return value
+
+
+def _check_marks(body: bytes) -> None:
+    """Arrays and objects take a hundred times the memory of the two bytes that say `[]`. Raises BodyTooLarge."""
+    if len(body) > MAX_MARKS:
+        for mark in (b"[", b"{", b":"):
+            if (count := body.count(mark)) > MAX_MARKS:
+                raise BodyTooLarge(f"the body has {count} times {mark.decode()}: at most {MAX_MARKS} are read")
+
+
+_TOKEN_IDS = frozenset({"prompt", "tokens", "allowed_token_ids"})
+"""Fields that may well hold a hundred thousand numbers. They are checked all at once, and have bounds of their own."""
+
+
+def _check_values(body: dict[str, Any]) -> None:
+    num_left = MAX_VALUES
+    for name, value in body.items():
+        rest = [] if name in _TOKEN_IDS else [value]
+        while rest:
+            part = rest.pop()
+            if isinstance(part, dict | list):
+                num_left -= len(part)
+                if num_left < 0:
+                    field = name if len(name) <= _LONGEST_NAME else None
+                    message = f"{field or 'the body'} has too many values: a body may have {MAX_VALUES} in all"
+                    raise RequestError(message, param=field, code="invalid_value")
+                rest += part.values() if isinstance(part, dict) else part
 
 
 _PLACE = re.compile(r"at line ([0-9]+) column ([0-9]+)$")
@@ -101,6 +132,8 @@ def explain(error: ValidationError, where: str = "") -> RequestError:
         message = str(details["ctx"]["error"])
     elif details["type"] == "missing":
         message = f"{name} is required"
+    elif details["type"] == "too_long":
+        message = f"{name} may have {details['ctx']['max_length']} entries at most"
     else:
         message = f"{name} must be {_expected(details)}, got {_shown(details['input'])}"
     return RequestError(message, param=name, code="invalid_value")

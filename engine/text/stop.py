@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -30,7 +31,7 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string that ended the text."""
         self._include = include_stop_str
-        self._automaton = _Automaton(stops)
+        self._automaton = _automaton_of(tuple(stops))
         self._state = 0
         self._held = ""
 
@@ -57,6 +58,12 @@ class StopMatcher:
         """The text has ended without a stop string: what was held back."""
         held, self._held, self._state = self._held, "", 0
         return held
+
+
+@lru_cache(maxsize=16)
+def _automaton_of(stops: tuple[str, ...]) -> _Automaton:
+    """The same for all choices of a request. Nothing changes it once it is made."""
+    return _Automaton(stops)
 
 
 class _Automaton:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -43,6 +43,12 @@ def exactly(expected: bool | int) -> BeforeValidator:
 
 OnlyFalse = Annotated[Literal[False], exactly(False)]
 """For what can only be switched off here."""
+
+
+_T = TypeVar("_T")
+
+Many = Annotated[list[_T], Field(fail_fast=True)]
+"""A list of which the first wrong entry is told, as everywhere, and no other looked for: there may be thousands."""
 
 
 def _check_finite(value: dict[str, Any]) -> dict[str, Any]:

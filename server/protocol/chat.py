@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from server.protocol.base import ApiModel, JsonObject, OnlyFalse, documented, exactly
+from server import limits
+from server.protocol.base import ApiModel, JsonObject, Many, OnlyFalse, documented, exactly
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 
@@ -22,7 +23,7 @@ def _as_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Content = Annotated[list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])]
+Content = Annotated[Many[TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])]
 
 
 class FunctionCall(ApiModel):
@@ -50,7 +51,7 @@ class ChatMessage(ApiModel):
     """Needed, unless an assistant's message has tool calls."""
     name: str | None = None
     """Who speaks, for templates that tell several users apart."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     """In an assistant's message: what it called."""
     tool_call_id: str | None = None
     """In a tool's message: which call this is the result of."""
@@ -60,6 +61,9 @@ class ChatMessage(ApiModel):
     """Not supported: see `tool_calls`."""
     audio: None = None
     """Not supported."""
+
+
+Messages = Annotated[Many[ChatMessage], Field(max_length=limits.MAX_MESSAGES)]
 
 
 class FunctionDefinition(ApiModel):
@@ -87,6 +91,8 @@ class Tool(ApiModel):
 
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+Tools = Annotated[Many[Tool], Field(max_length=limits.MAX_TOOLS)]
 
 
 class NamedFunction(ApiModel):
@@ -122,11 +128,11 @@ ToolChoice = Annotated[
 class ChatCompletionRequest(GenerationRequest):
     """A conversation in, its next message out."""
 
-    messages: list[ChatMessage]
+    messages: Messages
     """The conversation so far, in order."""
     max_completion_tokens: int | None = documented(minimum=0)
     """The newer name of `max_tokens`; wins if both are there."""
-    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tools: Tools | None = None
     """What the model may call. To call of its own accord, it needs a template and a `--tool-parser` that know how."""
     tool_choice: ToolChoice | None = None
     """`auto`: the model may call tools. `none`: it is not shown them. `required`, or one by its name: it must call one,

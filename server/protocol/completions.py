@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
 
+from server import limits
 from server.protocol.base import ApiModel, documented, exactly
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
@@ -23,6 +24,8 @@ def _as_prompts(value: Any) -> list[Prompt]:
     kinds = set(map(type, value))
     if kinds == {int}:
         return [value]
+    if len(value) > limits.MAX_CHOICES:
+        raise ValueError(f"prompt has {len(value)} prompts: one request may have {limits.MAX_CHOICES}")
     if kinds == {list}:
         for index, ids in enumerate(value):
             if set(map(type, ids)) - {int}:

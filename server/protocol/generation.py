@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from server.protocol.base import ApiModel, OnlyFalse, documented
+from server import limits
+from server.protocol.base import ApiModel, Many, OnlyFalse, documented
 from server.protocol.structured import ResponseFormat, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -29,7 +30,7 @@ def _as_token_ids(value: Any) -> Any:
 
 LogitBias = Annotated[dict[int, float], BeforeValidator(_as_token_ids, json_schema_input_type=dict[str, float])]
 
-StopStrings = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
+StopStrings = Annotated[Many[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
 
 
 class StreamOptions(ApiModel):
@@ -64,13 +65,13 @@ class SamplingRequest(ApiModel):
     """Makes all tokens of prompt and output less likely: divides their logits, if positive, else multiplies them."""
     logit_bias: LogitBias | None = None
     """Token id -> what is added to its logit, from -100 to 100; -100 bans the token."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Many[int] | None = None
     """Choose among these tokens only."""
     seed: int | None = documented(minimum=-(2**63), maximum=2**64 - 1)
     """Same seed, same text. Left out: a fresh one each time."""
     stop: StopStrings | None = None
-    """Up to 16 strings that end the text; it is cut before the first one."""
-    stop_token_ids: list[int] | None = None
+    """Up to 16 strings, of 4096 characters together, that end the text; it is cut before the first one."""
+    stop_token_ids: Many[int] | None = None
     """Tokens that end the output, beside the model's own end-of-text tokens."""
     include_stop_str_in_output: bool | None = None
     """Leave the stop string in the text."""
@@ -89,11 +90,11 @@ class SamplingRequest(ApiModel):
     event if its stream has begun. The server may have a limit of its own; the shorter one counts."""
     cache_salt: str | None = documented(maxLength=1024)
     """Prompts share cached prefixes with those of the same salt only."""
-    user: str | None = None
+    user: str | None = documented(maxLength=limits.MAX_LABEL_LEN)
     """Who asks, for the client's own records; changes nothing. So do its two successors:"""
-    safety_identifier: str | None = None
+    safety_identifier: str | None = documented(maxLength=limits.MAX_LABEL_LEN)
     """As `user`."""
-    prompt_cache_key: str | None = None
+    prompt_cache_key: str | None = documented(maxLength=limits.MAX_LABEL_LEN)
     """As `user`. Prompts that begin alike share their cached prefix without it."""
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag
 
-from server.protocol.base import ApiModel, JsonObject, OnlyFalse, documented
+from server import limits
+from server.protocol.base import ApiModel, JsonObject, Many, OnlyFalse, documented
 from server.protocol.generation import SamplingRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -24,7 +25,7 @@ def _as_parts(value: Any) -> Any:
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
-InputContent = Annotated[list[InputPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[InputPart])]
+InputContent = Annotated[Many[InputPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[InputPart])]
 
 
 class MessageItem(ApiModel):
@@ -84,7 +85,7 @@ class ReasoningItem(ApiModel):
     """Changes nothing."""
     summary: Annotated[list[Any], Field(max_length=0)] | None = None
     """Not supported: this server makes none."""
-    content: list[ReasoningText] | None = None
+    content: Many[ReasoningText] | None = None
     encrypted_content: None = None
     """Not supported: thoughts are never encrypted here."""
     status: ItemStatus | None = None
@@ -118,7 +119,11 @@ def _as_items(value: Any) -> Any:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Input = Annotated[list[JsonObject], BeforeValidator(_as_items, json_schema_input_type=str | list[_DocumentedItem])]
+Input = Annotated[
+    Many[JsonObject],
+    Field(max_length=limits.MAX_MESSAGES),
+    BeforeValidator(_as_items, json_schema_input_type=str | list[_DocumentedItem]),
+]
 """Items as they came: `responses.items` reads each by its kind, so that errors name it as `input[3].content`."""
 
 
@@ -219,7 +224,7 @@ class ResponsesRequest(SamplingRequest):
     """Most tokens to generate, thoughts and calls too. Left out: up to the context length."""
     text: TextConfig | None = None
     """What the text must be."""
-    tools: list[ResponseTool] | None = Field(default=None, max_length=128)
+    tools: Annotated[Many[ResponseTool], Field(max_length=limits.MAX_TOOLS)] | None = None
     """What the model may call."""
     tool_choice: ResponseToolChoice | None = None
     """`auto`: the model may call tools. `none`: it is not shown them. `required`, or one by its name: it must call one,
@@ -233,7 +238,7 @@ class ResponsesRequest(SamplingRequest):
     process at most."""
     background: bool | None = documented(default=False)
     """Answer at once, and make the response meanwhile: ask for it with `GET`, end it with `cancel`. Not for streams."""
-    metadata: dict[str, str] | None = documented(maxProperties=16)
+    metadata: dict[str, str] | None = Field(default=None, max_length=limits.MAX_METADATA)
     """Up to 16 values by name, to be given back with the response."""
     stream_options: ResponseStreamOptions | None = None
     """With `stream` only."""

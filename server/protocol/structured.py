@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.protocol.base import ApiModel, JsonObject, OnlyFalse
+from engine.params import MAX_GRAMMAR_LEN
+from server.protocol.base import ApiModel, JsonObject, Many, OnlyFalse
 
 
 def _as_schema(value: Any) -> Any:
     """A schema may be sent as text."""
     if not isinstance(value, str):
         return value
+    if len(value) > MAX_GRAMMAR_LEN:
+        raise ValueError(f"structured_outputs.json must be at most {MAX_GRAMMAR_LEN} characters long, got {len(value)}")
     try:
         schema = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -57,7 +60,7 @@ class StructuredOutputs(ApiModel):
     """Any JSON object."""
     regex: str | None = None
     """A regular expression for the whole text, in Rust's syntax: no look-around, no back-references."""
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     """One of these texts."""
     grammar: str | None = None
     """A context-free grammar in llguidance's variant of Lark; `start` is where it starts."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from server.protocol.base import ApiModel, JsonObject
-from server.protocol.chat import ChatMessage, Tool
+from pydantic import Field
+
+from server import limits
+from server.protocol.base import ApiModel, JsonObject, Many
+from server.protocol.chat import Messages, Tools
 
 
 class TokenizeRequest(ApiModel):
@@ -13,7 +16,7 @@ class TokenizeRequest(ApiModel):
     """The served model's name. May be left out."""
     prompt: str | None = None
     """A text. Either this or `messages`."""
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     """A conversation, which the model's chat template makes a text of."""
     add_special_tokens: bool | None = None
     """Begin with the model's begin-of-text token. On by default, but off for messages: templates have it."""
@@ -21,7 +24,7 @@ class TokenizeRequest(ApiModel):
     """With `messages`: open the assistant's turn. On by default, unless `continue_final_message` is."""
     continue_final_message: bool | None = None
     """With `messages`: leave the last one open instead."""
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     """With `messages`: the tools that the model may call."""
     chat_template_kwargs: JsonObject | None = None
     """With `messages`: switches of the model's chat template."""
@@ -41,7 +44,7 @@ class DetokenizeRequest(ApiModel):
 
     model: str | None = None
     """The served model's name. May be left out."""
-    tokens: list[int]
+    tokens: Many[int] = Field(max_length=limits.MAX_DETOKENIZED)
     """Token ids."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.errors import RequestError
 from server.body import validate
+from server.limits import MAX_MESSAGES
 from server.protocol.base import ApiModel
 from server.protocol.chat import ChatMessage, FunctionCall, TextPart, ToolCall
 from server.protocol.responses import (
@@ -49,6 +50,9 @@ def to_messages(earlier: Sequence[ApiModel], items: Sequence[ApiModel]) -> list[
     What the model put out in one turn becomes one assistant's message, as chat templates have it: thoughts, text and
     calls. Raises RequestError for the result of a call that was not made.
     """
+    if len(earlier) + len(items) > MAX_MESSAGES:
+        count = f"{len(items)} items, and the previous response {len(earlier)}"
+        raise _invalid("input", f"input has {count}: a conversation may have {MAX_MESSAGES}")
     conversation = _Conversation()
     for item in earlier:
         conversation.add(item, "")

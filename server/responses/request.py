@@ -43,8 +43,6 @@ def check(body: ResponsesRequest, *, keeps_responses: bool) -> None:
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
-    if len(metadata) > limits.MAX_METADATA:
-        raise _invalid("metadata", f"metadata may have {limits.MAX_METADATA} values at most")
     for name, value in metadata.items():
         if len(name) > limits.MAX_METADATA_NAME_LEN or len(value) > limits.MAX_METADATA_VALUE_LEN:
             bounds = f"{limits.MAX_METADATA_NAME_LEN} characters and values of {limits.MAX_METADATA_VALUE_LEN}"
