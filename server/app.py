@@ -19,7 +19,7 @@ from server.auth import RequireKey, load_keys
 from server.errors import routing_error
 from server.metrics import CountResponses, Metrics
 from server.metrics import router as metrics_router
-from server.middleware import AnswerErrors, LimitBody, RequestId, TimeBody
+from server.middleware import AnswerErrors, LimitBody, RefuseUnfit, RequestId, TimeBody
 from server.openapi import openapi_of
 from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
 from server.requestlog import LogRequests
@@ -88,6 +88,7 @@ def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: 
         app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(RequireKnownOrigin, origins=origins)
     app.add_middleware(RequireKnownHost, names=allowed_hosts(settings.access, settings.server.host))
+    app.add_middleware(RefuseUnfit)
     app.add_middleware(AnswerErrors, on_refused=metrics.rejected)
     if origins:  # around the errors too: a page cannot read what comes without these headers
         app.add_middleware(

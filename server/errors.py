@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from engine.errors import DeadlineExceeded, EngineDead, EngineError, Overloaded, RequestError
+from server.heads import HeadTooLarge, InvalidHttp, UnfitRequest, UrlTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +81,16 @@ class Row:
 
 STATUS_TABLE: Mapping[type[Exception], Row] = {
     RequestError: Row(400, "invalid_request_error", "invalid_value"),
+    InvalidHttp: Row(400, "invalid_request_error", "invalid_http"),
     Unauthorized: Row(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: Row(403, "invalid_request_error", "origin_not_allowed"),
     ModelNotFound: Row(404, "invalid_request_error", "model_not_found"),
     ResponseNotFound: Row(404, "invalid_request_error", "response_not_found"),
     BodyTooSlow: Row(408, "invalid_request_error", "request_timeout"),
     BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
+    UrlTooLong: Row(414, "invalid_request_error", "url_too_long"),
     TooManyRequests: Row(429, "rate_limit_error", "rate_limit_exceeded"),
+    HeadTooLarge: Row(431, "invalid_request_error", "headers_too_large"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),
     Overloaded: Row(503, "service_unavailable", "overloaded"),
     DeadlineExceeded: Row(504, "timeout_error", "deadline_exceeded"),
@@ -159,8 +163,8 @@ def _headers(error: Exception) -> dict[str, str] | None:
         return {"X-Should-Retry": "false"}  # OpenAI's SDK would ask twice more, and its caller's time is over
     if isinstance(error, EngineDead):
         return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
-    if isinstance(error, BodyTooSlow | BodyTooLarge):
-        return {"Connection": "close"}  # the rest of the body is not wanted
+    if isinstance(error, BodyTooSlow | BodyTooLarge | UnfitRequest):
+        return {"Connection": "close"}  # the rest is not wanted
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     return None

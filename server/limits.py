@@ -58,3 +58,15 @@ MAX_METADATA_VALUE_LEN = 512
 
 MAX_BACKGROUND_RESPONSES = 256
 """Most responses that are made in the background at once. Unlike others, they are not bounded by connections."""
+
+MAX_URL_BYTES = 8192
+"""Longest URL, as nginx has it."""
+
+MAX_HEADERS = 100
+"""Most headers of a request, its trailers among them."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Most bytes in them together."""
+
+MAX_PIPELINED = 16
+"""Most requests that wait on one connection behind the one that is being answered."""

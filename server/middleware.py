@@ -2,7 +2,7 @@
 
 Outermost first (those of other modules in brackets; CORS only if other origins are allowed, keys if there are any):
 (CountResponses) > RequestId > (LogRequests) > (CORSMiddleware) > AnswerErrors
-> (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody
+> RefuseUnfit > (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody
 > (ReleasePlace, of admission) > the routes
 """
 
@@ -86,6 +86,29 @@ class AnswerErrors:
             if scope["method"] == "POST" and api_error.status != 500:
                 self._on_refused(api_error.code or "other")
             await api_error.response()(scope, receive, send)
+
+
+class RefuseUnfit:
+    """Raises what the connection has found wrong with a request: `state["unfit"]`, there from the start or later."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope["state"]
+
+        async def checked_receive() -> Message:
+            message = await receive()
+            if "unfit" in state:
+                raise state["unfit"]
+            return message
+
+        if "unfit" in state:
+            raise state["unfit"]
+        await self._app(scope, checked_receive, send)
 
 
 class LimitBody:

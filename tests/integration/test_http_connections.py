@@ -4,82 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-import uvicorn
 
 from config.schema import ServerConfig
 from server.connections import connection_class
-from tests.factories_engine import FakeEngine, Script, say
-from tests.factories_http import make_app
+from tests.factories_engine import say
+from tests.factories_sockets import BODY, GET, POST, SOON_S, Serve, ask, closed, socket_servers
 
 pytestmark = pytest.mark.anyio
 
 SHORT_S = 0.2
-LONG_S = 30  # longer than the test takes
-SOON_S = 5.0
-GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-BODY = b'{"prompt": "hi"}'
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[..., Awaitable[Callable[[], Awaitable[Streams]]]]
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Connect]:
-    """Starts a server; gives a function that opens a connection to it."""
-    running: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
-    writers: list[asyncio.StreamWriter] = []
-
-    async def start(
-        script: Script | None = None, *, header_timeout_s: float = LONG_S, keep_alive_s: int = LONG_S, **settings: Any
-    ) -> Callable[[], Awaitable[Streams]]:
-        limits = {name: settings.pop(name) for name in ("max_connections",) if name in settings}
-        protocol = connection_class(ServerConfig(**limits))
-        protocol.header_timeout_s = header_timeout_s
-        sock = socket.create_server(("127.0.0.1", 0))
-        app = make_app(FakeEngine(script), **settings)
-        config = uvicorn.Config(
-            app, http=protocol, log_config=None, timeout_keep_alive=keep_alive_s, timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        running.append((server, asyncio.create_task(server.serve([sock]))))
-
-        async def connect() -> Streams:
-            reader, writer = await asyncio.open_connection(*sock.getsockname())
-            writers.append(writer)
-            return reader, writer
-
-        return connect
-
-    yield start
-    for writer in writers:
-        writer.close()
-    for server, task in running:
-        server.should_exit = True
-        await task
-
-
-async def closed(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the server closes; fails if it does not."""
-    async with asyncio.timeout(SOON_S):
-        try:
-            return await reader.read()
-        except ConnectionResetError:
-            return b""
-
-
-async def ask(streams: Streams, request: bytes = GET) -> bytes:
-    """A request's answer: what comes first."""
-    streams[1].write(request)
-    async with asyncio.timeout(SOON_S):
-        head = await streams[0].readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        return head + await streams[0].readexactly(length)
+async def serve() -> AsyncIterator[Serve]:
+    async with socket_servers() as start:
+        yield start
 
 
 async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
@@ -97,7 +39,7 @@ async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
     ids=["nothing", "a line", "half a header", "a blank line"],
 )
 @pytest.mark.parametrize("before", [b"", GET], ids=["first", "second request"])
-async def test_a_slow_head_is_cut_off(serve: Connect, before: bytes, start: bytes) -> None:
+async def test_a_slow_head_is_cut_off(serve: Serve, before: bytes, start: bytes) -> None:
     connect = await serve(header_timeout_s=SHORT_S, keep_alive_s=1)
     streams = await connect()
     if before:
@@ -109,7 +51,7 @@ async def test_a_slow_head_is_cut_off(serve: Connect, before: bytes, start: byte
         dripping.cancel()
 
 
-async def test_one_that_comes_in_time_is_answered_however_long_that_takes(serve: Connect) -> None:
+async def test_one_that_comes_in_time_is_answered_however_long_that_takes(serve: Serve) -> None:
     gate = asyncio.Event()
     connect = await serve(say("a", gate, "b"), header_timeout_s=SHORT_S)
     streams = await connect()
@@ -121,7 +63,7 @@ async def test_one_that_comes_in_time_is_answered_however_long_that_takes(serve:
     assert b"200 OK" in await ask(streams)
 
 
-async def test_a_slow_body_is_answered_with_408_and_closed(serve: Connect) -> None:
+async def test_a_slow_body_is_answered_with_408_and_closed(serve: Serve) -> None:
     connect = await serve(body_timeout=1)
     streams = await connect()
     streams[1].write(POST % 5000)
@@ -133,7 +75,7 @@ async def test_a_slow_body_is_answered_with_408_and_closed(serve: Connect) -> No
     assert b'"code":"request_timeout"' in answer
 
 
-async def test_the_rest_of_a_refused_body_is_not_waited_for(serve: Connect) -> None:
+async def test_the_rest_of_a_refused_body_is_not_waited_for(serve: Serve) -> None:
     connect = await serve(header_timeout_s=SHORT_S, api_key=("k",))
     streams = await connect()
     assert b" 401 " in await ask(streams, POST % 5000)
@@ -142,7 +84,7 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for(serve: Connect) -> N
     dripping.cancel()
 
 
-async def test_with_one_too_many_the_longest_idle_goes(serve: Connect) -> None:
+async def test_with_one_too_many_the_longest_idle_goes(serve: Serve) -> None:
     connect = await serve(max_connections=3)
     first, second, third = [await connect() for _ in range(3)]
     for streams in (second, third, first):  # each is idle since its answer
@@ -154,14 +96,14 @@ async def test_with_one_too_many_the_longest_idle_goes(serve: Connect) -> None:
         assert b"200 OK" in await ask(streams)
 
 
-async def test_half_heads_cannot_keep_others_out(serve: Connect) -> None:
+async def test_half_heads_cannot_keep_others_out(serve: Serve) -> None:
     connect = await serve(max_connections=3)
     for _ in range(10):
         (await connect())[1].write(b"GET / HTTP/1.1\r\nX: ")
     assert b"200 OK" in await ask(await connect())
 
 
-async def test_nobody_who_is_being_answered_is_sent_away(serve: Connect) -> None:
+async def test_nobody_who_is_being_answered_is_sent_away(serve: Serve) -> None:
     gate = asyncio.Event()
     connect = await serve(say("a", gate, "b"), max_connections=2)
     busy = [await connect() for _ in range(2)]
@@ -180,7 +122,7 @@ async def test_nobody_who_is_being_answered_is_sent_away(serve: Connect) -> None
     assert b"200 OK" in await ask(await connect())
 
 
-async def test_pipelined_requests_are_answered_one_after_another(serve: Connect) -> None:
+async def test_pipelined_requests_are_answered_one_after_another(serve: Serve) -> None:
     connect = await serve(header_timeout_s=SHORT_S, max_connections=1)
     streams = await connect()
     assert b"200 OK" in await ask(streams, GET + GET)
