@@ -132,6 +132,14 @@ class ServerConfig:
     overload_status: OverloadStatus = "503"
     """HTTP status of such a refusal: 503 as the server is at its limit, or 429 for clients that retry on that alone."""
 
+    requests_per_minute: int | None = field(default=None, metadata={"at_least": 1})
+    """Most requests that an API key may make in a minute; without keys, all clients together. More get 429 and \
+    `Retry-After`. By default no limit."""
+
+    tokens_per_minute: int | None = field(default=None, metadata={"at_least": 1})
+    """Most tokens that an API key may use in a minute, prompts and output; without keys, all clients together. By \
+    default no limit."""
+
     max_queue_wait: int | None = field(default=None, metadata={"at_least": 1})
     """Seconds that a request may wait for its first step. It is dropped then, with 503 and `Retry-After`, before
     anything is computed for it. By default as long as it takes."""

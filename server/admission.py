@@ -1,7 +1,7 @@
 """Who is let in: bounds on the requests and prompt tokens that wait, asked before a prompt is tokenised.
 
 A request takes a `Place` when its body has been read, and gives it back when its answer has ended, however it ends:
-`ReleasePlace`, a middleware, sees to that. What it brings is guessed from its bytes at first, and corrected when its
+`ReleaseHeld`, a middleware, sees to that. What it brings is guessed from its bytes at first, and corrected when its
 prompts have been tokenised. A request is refused when those before it leave no room; one that finds the queue empty is
 let in whatever its size, since waiting would not help it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -132,7 +132,8 @@ class Admission:
             raise self._refusal("requests")
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > self._max_queued_tokens:
             raise self._refusal("prompt tokens")
-        place = request.scope["state"]["place"] = Place(self, num_requests, num_tokens)
+        place = Place(self, num_requests, num_tokens)
+        hold(request.scope, place)
         return place
 
     def _refusal(self, what: str) -> Exception:
@@ -141,8 +142,31 @@ class Admission:
         return self._error(message, retry_after_s=retry_after_s)
 
 
-class ReleasePlace:
-    """Gives back the place that a route has taken for its request, when the answer has ended."""
+class Held(Protocol):
+    """What a request holds while it is answered. There are two: `Place`, and `ratelimits.Charge`."""
+
+    def release(self) -> None:
+        """Give it back. The second time is nothing."""
+
+
+def hold(scope: Scope, held: Held) -> None:
+    """Give `held` back when the answer to this request has ended."""
+    scope["state"].setdefault("held", []).append(held)
+
+
+def take_over(scope: Scope) -> Callable[[], None]:
+    """A function that gives back what this request holds, which is then no more done when its answer has ended."""
+    all_held: list[Held] = scope["state"].pop("held", [])
+
+    def release() -> None:
+        for held in all_held:
+            held.release()
+
+    return release
+
+
+class ReleaseHeld:
+    """ASGI middleware: gives back what a route has taken for its request, when the answer has ended."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -151,6 +175,5 @@ class ReleasePlace:
         try:
             await self._app(scope, receive, send)
         finally:
-            place: Place | None = scope.get("state", {}).get("place")
-            if place is not None:
-                place.release()
+            if scope["type"] == "http":
+                take_over(scope)()

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Match
 from config.schema import Settings
 from engine.client import AsyncEngine
 from server import __version__
-from server.admission import Admission, ReleasePlace, Throughput
+from server.admission import Admission, ReleaseHeld, Throughput
 from server.auth import RequireKey, load_keys
 from server.errors import routing_error
 from server.metrics import CountResponses, Metrics
@@ -22,13 +22,15 @@ from server.metrics import router as metrics_router
 from server.middleware import AnswerErrors, LimitBody, RefuseUnfit, RequestId, TimeBody
 from server.openapi import openapi_of
 from server.origins import RequireKnownHost, RequireKnownOrigin, allowed_hosts, allowed_origins
+from server.ratelimits import HEADERS as RATE_LIMIT_HEADERS
+from server.ratelimits import RateLimits, TellAllowance
 from server.requestlog import LogRequests
 from server.routes import chat, completions, docs, models, responses, status, tokenize
 from server.serving import Serving
 from server.watchdog import Watchdog
 
 _DESCRIPTION = "OpenAI-compatible routes to one language model. Errors have one shape everywhere: `ErrorEnvelope`."
-_EXPOSED_HEADERS = ["X-Request-Id", "Retry-After"]
+_EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "Retry-After-Ms", *RATE_LIMIT_HEADERS]
 """What pages of other origins may read of an answer, beside its body."""
 
 
@@ -51,7 +53,8 @@ def create_app(
     throughput = Throughput()
     engine.add_observer(throughput.add)
     admission = Admission.of(settings, engine.info, throughput)
-    serving = Serving.make(settings, engine, watchdog or Watchdog.of(settings, engine), admission)
+    rate_limits = RateLimits.of(settings.server, has_keys=bool(keys), on_refused=metrics.rate_limited)
+    serving = Serving.make(settings, engine, watchdog or Watchdog.of(settings, engine), admission, rate_limits)
     app = FastAPI(
         title="Chairlift",
         version=__version__,
@@ -74,14 +77,16 @@ def create_app(
     app.include_router(metrics_router(metrics), tags=["Status"])
     app.include_router(docs.router())
     app.openapi = openapi_of(app, needs_key=bool(keys))  # type: ignore[method-assign]
-    _surround(app, settings, keys, metrics)
+    _surround(app, settings, keys, metrics, rate_limits)
     return app
 
 
-def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: Metrics) -> None:
+def _surround(
+    app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: Metrics, rate_limits: RateLimits
+) -> None:
     """Put the middleware around the routes. Each goes around those before it: `middleware` shows the whole."""
     origins = allowed_origins(settings.access)
-    app.add_middleware(ReleasePlace)
+    app.add_middleware(ReleaseHeld)
     app.add_middleware(TimeBody, timeout_s=settings.server.body_timeout)
     app.add_middleware(LimitBody)
     if keys:
@@ -90,6 +95,8 @@ def _surround(app: FastAPI, settings: Settings, keys: tuple[str, ...], metrics: 
     app.add_middleware(RequireKnownHost, names=allowed_hosts(settings.access, settings.server.host))
     app.add_middleware(RefuseUnfit)
     app.add_middleware(AnswerErrors, on_refused=metrics.rejected)
+    if rate_limits.is_on:
+        app.add_middleware(TellAllowance, clock=rate_limits.clock)
     if origins:  # around the errors too: a page cannot read what comes without these headers
         app.add_middleware(
             CORSMiddleware,

@@ -89,6 +89,13 @@ class Work:
     """How the text is to be read; None if it is shown as it is."""
 
 
+def max_output_tokens(body: GenerationRequest) -> int | None:
+    """Most tokens that a choice may have, as its client says; None: up to the context length."""
+    if isinstance(body, ChatCompletionRequest):
+        return _given(body.max_completion_tokens, body.max_tokens)
+    return _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+
+
 class Converter:
     """Converts requests for one engine. Event loop only."""
 
@@ -113,7 +120,7 @@ class Converter:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
         reports = Reports(body.logprobs, body.prompt_logprobs, bool(body.return_token_ids))
         work = self._begin(body, reports, num_prompts=len(body.prompt), best_of=body.best_of)
-        params = _sampling_params(body, _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS), reports)
+        params = _sampling_params(body, max_output_tokens(body), reports)
         if work.num_each > work.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # to find the likeliest
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
@@ -139,7 +146,7 @@ class Converter:
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         with _renamed(names):
-            params = _sampling_params(body, _given(body.max_completion_tokens, body.max_tokens), reports)
+            params = _sampling_params(body, max_output_tokens(body), reports)
             if forced := forced_functions(body):  # then the answer has no text that a form could be asked of
                 params = replace(params, grammar=grammar_of_calls(body, forced))
             prompt = await self._encoder_for(body).encode_chat(

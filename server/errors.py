@@ -65,6 +65,18 @@ class TooManyRequests(ServerRefusal):
         self.retry_after_s = retry_after_s
 
 
+class RequestRateExceeded(TooManyRequests):
+    """The client has had its requests of this minute."""
+
+
+class TokenRateExceeded(ServerRefusal):
+    """The client has had its tokens of this minute; `retry_after_s` is None if no minute has as many."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class Unavailable(ServerRefusal):
     """The server cannot do its work now."""
 
@@ -90,6 +102,8 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
     BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
     UrlTooLong: Row(414, "invalid_request_error", "url_too_long"),
     TooManyRequests: Row(429, "rate_limit_error", "rate_limit_exceeded"),
+    RequestRateExceeded: Row(429, "requests", "rate_limit_exceeded"),
+    TokenRateExceeded: Row(429, "tokens", "rate_limit_exceeded"),
     HeadTooLarge: Row(431, "invalid_request_error", "headers_too_large"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),
     Overloaded: Row(503, "service_unavailable", "overloaded"),
@@ -157,10 +171,11 @@ def routing_error(error: HTTPException, method: str, path: str) -> ApiError:
 
 
 def _headers(error: Exception) -> dict[str, str] | None:
-    if isinstance(error, Overloaded | TooManyRequests):
-        return {"Retry-After": str(math.ceil(error.retry_after_s))}
-    if isinstance(error, DeadlineExceeded):
-        return {"X-Should-Retry": "false"}  # OpenAI's SDK would ask twice more, and its caller's time is over
+    if (after_s := getattr(error, "retry_after_s", None)) is not None:
+        # OpenAI's SDKs read the second one first, and so come back neither too soon nor late.
+        return {"Retry-After": str(math.ceil(after_s)), "Retry-After-Ms": str(math.ceil(after_s * 1000))}
+    if isinstance(error, DeadlineExceeded | TokenRateExceeded):
+        return {"X-Should-Retry": "false"}  # OpenAI's SDK would ask twice more: in vain
     if isinstance(error, EngineDead):
         return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
     if isinstance(error, BodyTooSlow | BodyTooLarge | UnfitRequest):

@@ -1,9 +1,10 @@
 """What happens to every request around its route. Plain ASGI, since an event of a stream passes through all of it.
 
-Outermost first (those of other modules in brackets; CORS only if other origins are allowed, keys if there are any):
-(CountResponses) > RequestId > (LogRequests) > (CORSMiddleware) > AnswerErrors
+Outermost first (those of other modules in brackets; CORS only if other origins are allowed, TellAllowance if there are
+rate limits, keys if there are any):
+(CountResponses) > RequestId > (LogRequests) > (CORSMiddleware) > (TellAllowance, of ratelimits) > AnswerErrors
 > RefuseUnfit > (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody
-> (ReleasePlace, of admission) > the routes
+> (ReleaseHeld, of admission) > the routes
 """
 
 from __future__ import annotations

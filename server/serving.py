@@ -14,6 +14,7 @@ from server import __version__
 from server.admission import Admission
 from server.chat.dialect import Dialect
 from server.convert import Converter
+from server.ratelimits import RateLimits
 from server.responses.background import BackgroundJobs
 from server.responses.store import ResponseStore
 from server.watchdog import Watchdog
@@ -26,6 +27,7 @@ class Serving:
     engine: AsyncEngine
     watchdog: Watchdog
     admission: Admission
+    rate_limits: RateLimits
     root: str
     """The model as the operator named it."""
     converter: Converter
@@ -44,8 +46,15 @@ class Serving:
     """What one API key has sent is not reused for another."""
 
     @classmethod
-    def make(cls, settings: Settings, engine: AsyncEngine, watchdog: Watchdog, admission: Admission) -> Serving:
-        """Serve `engine`, which has loaded and which `watchdog` looks at and `admission` guards."""
+    def make(
+        cls,
+        settings: Settings,
+        engine: AsyncEngine,
+        watchdog: Watchdog,
+        admission: Admission,
+        rate_limits: RateLimits,
+    ) -> Serving:
+        """Serve `engine`, which has loaded and which `watchdog` looks at, `admission` and `rate_limits` guard."""
         root = settings.engine.model.model
         info = engine.info
         torch, transformers = _version("torch"), _version("transformers")
@@ -66,6 +75,7 @@ class Serving:
             engine=engine,
             watchdog=watchdog,
             admission=admission,
+            rate_limits=rate_limits,
             root=root,
             converter=Converter(
                 engine,

@@ -15,6 +15,16 @@ from server.metrics import Metrics
 from tests.factories_engine import FakeEngine
 
 
+class Clock:
+    """A monotonic clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
 def make_app(engine: FakeEngine, metrics: Metrics | None = None, **settings: Any) -> Any:
     """`settings`: by name. The server answers to any name, unless `allowed_hosts` says which."""
     assert settings.keys() <= {setting.name for setting in describe()}

@@ -69,6 +69,10 @@ class Metrics:
         known = self._tally.rejected
         known[reason if reason in known or len(known) < _MAX_REJECTION_REASONS else "other"] += 1
 
+    def rate_limited(self, limit: str) -> None:
+        """A rate limit refused a request: `ratelimits.Refusal`."""
+        self._tally.rate_limited[limit] += 1
+
     def responded(self, route: str, status: int) -> None:
         """A response began. `route` is a route's template (`/v1/models/{id}`), never the path that was asked for."""
         self._tally.responses[route, str(status)] += 1

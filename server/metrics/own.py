@@ -42,6 +42,12 @@ def _requests(make: Families, tally: Tally, stats: EngineStats) -> Iterator[Metr
         ("reason",),
         {(reason,): count for reason, count in tally.rejected.items()},
     )
+    yield make.counters(
+        "chairlift_requests_rate_limited",
+        "Requests refused by their key's rate limit: of `requests` or `tokens`, or `too_large` for it at any time.",
+        ("limit",),
+        {(limit,): count for limit, count in tally.rate_limited.items()},
+    )
 
 
 def _latencies(make: Families, tally: Tally) -> Iterator[Metric]:

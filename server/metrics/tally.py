@@ -41,6 +41,7 @@ class Tally:
 
         self.finished = Counter({reason.value: 0 for reason in FinishReason} | {ERROR: 0})
         self.rejected = Counter(dict.fromkeys(REJECTIONS, 0))
+        self.rate_limited = Counter(dict.fromkeys(("requests", "tokens", "too_large"), 0))
         self.responses: Counter[tuple[str, ...]] = Counter()
         """By route and HTTP status."""
 

@@ -11,7 +11,7 @@ class ErrorBody(ApiModel):
     message: str
     """In words, for people: what is wrong, and what would be right."""
     type: str
-    """The kind: `invalid_request_error`, `service_unavailable` or `server_error`."""
+    """The kind: `invalid_request_error`, `service_unavailable`, `server_error`; the limit: `requests`, `tokens`."""
     param: str | None
     """The field at fault, as `messages[0].content`, if there is one."""
     code: str | None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_body
 from server.openapi import generation_docs
 from server.protocol.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from server.render import ChatShape
-from server.routes.answer import admit, answer
+from server.routes.answer import admit, answer, read_counted
 from server.serving import Serving
 
 
@@ -23,7 +22,7 @@ def router(serving: Serving) -> APIRouter:
     @routes.post("/v1/chat/completions", **docs)
     async def create_chat_completion(request: Request) -> Response:
         """Answer the last message of a conversation."""
-        body = await read_body(request, ChatCompletionRequest)
+        body = await read_counted(request, serving, ChatCompletionRequest)
         place = await admit(request, serving, body)
         work = await serving.converter.chat(body)
         return await answer(request, serving, body, work, shape, place)

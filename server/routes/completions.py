@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.body import read_body
 from server.openapi import generation_docs
 from server.protocol.completions import Completion, CompletionChunk, CompletionRequest
 from server.render import CompletionShape
-from server.routes.answer import admit, answer
+from server.routes.answer import admit, answer, read_counted
 from server.serving import Serving
 
 
@@ -22,7 +21,7 @@ def router(serving: Serving) -> APIRouter:
     @routes.post("/v1/completions", **generation_docs(CompletionRequest, Completion, CompletionChunk, example=example))
     async def create_completion(request: Request) -> Response:
         """Go on from a text."""
-        body = await read_body(request, CompletionRequest)
+        body = await read_counted(request, serving, CompletionRequest)
         place = await admit(request, serving, body, num_prompts=len(body.prompt))
         work = await serving.converter.completion(body)
         return await answer(request, serving, body, work, shape, place)

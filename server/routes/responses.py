@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from engine.errors import RequestError
-from server.body import read_body
+from server.admission import take_over
 from server.disconnect import while_connected
 from server.errors import ResponseNotFound
 from server.openapi import answer_docs, generation_docs
@@ -22,7 +22,7 @@ from server.responses.items import parse_items
 from server.responses.making import Making
 from server.responses.request import check, in_our_names, new_response, to_chat
 from server.responses.store import Conversation, Stored
-from server.routes.answer import generate
+from server.routes.answer import generate, read_counted, take_place
 from server.serving import Serving
 from server.sse import event_stream
 from server.unsupported import UNSUPPORTED_RESPONSE_QUERY, UNSUPPORTED_RESPONSES, refuse_unsupported
@@ -37,7 +37,7 @@ def router(serving: Serving) -> APIRouter:
     @routes.post("/v1/responses", **docs)
     async def create_response(request: Request) -> Response:
         """Go on with a conversation: with a message, thoughts, calls of tools."""
-        body = await read_body(request, ResponsesRequest, UNSUPPORTED_RESPONSES)
+        body = await read_counted(request, serving, ResponsesRequest, UNSUPPORTED_RESPONSES)
         with in_our_names():
             return await _create(serving, request, body)
 
@@ -78,7 +78,7 @@ async def _create(serving: Serving, request: Request, body: ResponsesRequest) ->
     num_bytes = len(await request.body())  # it has been read
     if stored is not None:  # it is tokenised too
         num_bytes += len(stored.conversation)
-    place = serving.admission.admit(request, num_requests=1, num_bytes=num_bytes)
+    place = take_place(request, serving, num_choices=1, num_bytes=num_bytes, max_tokens=body.max_output_tokens)
     earlier = Conversation() if stored is None else Conversation.of(stored)
     chat = to_chat(body, earlier.items, parse_items(body.input), chat_template=serving.engine.tokenizer.chat_template)
     work = await serving.converter.chat(chat)
@@ -99,11 +99,11 @@ async def _create(serving: Serving, request: Request, body: ResponsesRequest) ->
     if body.background:
 
         def ended() -> None:
-            place.release()
+            release()
             log_background(making.id, began_s, making.generated())
 
         serving.jobs.start(making, chunks, on_end=ended)
-        del request.scope["state"]["place"]  # else it would end with this answer
+        release = take_over(request.scope)  # else it would end with this answer
         return JSONResponse(making.response)
     request.state.report = making.generated
     if body.stream:

@@ -10,6 +10,8 @@ from server.errors import (
     STATUS_TABLE,
     BodyTooLarge,
     ModelNotFound,
+    RequestRateExceeded,
+    TokenRateExceeded,
     Unauthorized,
     Unavailable,
     routing_error,
@@ -26,6 +28,9 @@ from server.protocol.errors import ErrorEnvelope
         (Unauthorized("m"), 401, "invalid_request_error", "invalid_api_key", None),
         (ModelNotFound("m", param="model"), 404, "invalid_request_error", "model_not_found", "model"),
         (BodyTooLarge("m"), 413, "invalid_request_error", "request_too_large", None),
+        (RequestRateExceeded("m", retry_after_s=1), 429, "requests", "rate_limit_exceeded", None),
+        (TokenRateExceeded("m", retry_after_s=1), 429, "tokens", "rate_limit_exceeded", None),
+        (TokenRateExceeded("m", retry_after_s=None), 429, "tokens", "rate_limit_exceeded", None),
         (Unavailable("m"), 503, "service_unavailable", "unavailable", None),
         (Overloaded("m", retry_after_s=1), 503, "service_unavailable", "overloaded", None),
         (DeadlineExceeded("m"), 504, "timeout_error", "deadline_exceeded", None),
@@ -54,6 +59,9 @@ def test_an_unforeseen_error_is_logged_and_not_told(caplog: pytest.LogCaptureFix
 
 def test_when_to_come_back() -> None:
     assert to_api_error(Overloaded("m", retry_after_s=2.1)).response().headers["Retry-After"] == "3"
+    for error in (RequestRateExceeded("m", retry_after_s=2.1), TokenRateExceeded("m", retry_after_s=2.1)):
+        headers = to_api_error(error).response().headers
+        assert (headers["Retry-After"], headers["Retry-After-Ms"]) == ("3", "2100")
     assert int(to_api_error(EngineDead("m")).response().headers["Retry-After"]) > 0
 
 
