@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet $(if $(CI),,--progress-bar on) --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format docs lock clean
+.PHONY: help serve test test-all lint format docs lock audit sbom clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -50,9 +50,25 @@ lock: $(VENV)/.test ## take the newest versions that pyproject.toml allows (but 
 	(sed -n '/^#/p' constraints.txt; sed -e '/^#/d' -e '/^$$/d' -e 's/^\(torch==[^+]*\)+.*/\1/' $(VENV)/lock.txt) > $(VENV)/new.txt
 	mv $(VENV)/new.txt constraints.txt
 
+# Strict: a package that the database does not answer for fails it too, or no network at all would look like no fault.
+audit: $(VENV)/audit/.installed ## look for known vulnerabilities in the pinned packages (asks PyPI)
+	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt || { \
+		echo "make audit: not clean. Either a package above is vulnerable, or PyPI's database did not answer for it, and" >&2; \
+		echo "then nothing is known of it: ask again where PyPI answers" >&2; \
+		exit 1; }
+
+sbom: $(VENV)/.serve $(VENV)/audit/.installed ## list what is in the virtual environment, as CycloneDX: sbom.json
+	$(VENV)/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o sbom.json $(BIN)/python
+
 clean: ## remove the virtual environment and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# In an environment of their own, so that what they need is neither served nor listed.
+$(VENV)/audit/.installed: Makefile | $(BIN)/pip
+	@$(BIN)/python -m venv $(VENV)/audit
+	@$(VENV)/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	@touch $@
 
 # The stamps are touched last: an installation that was killed is taken up again.
 
