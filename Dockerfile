@@ -64,9 +64,10 @@ WORKDIR /cache
 VOLUME /cache
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# Healthy = the engine makes progress. Loading a large model takes minutes; a failure counts only after that.
+# Healthy = the engine makes progress. Loading a large model takes minutes; a failure counts only after that. The port and
+# HTTPS are known by their variables, hence the shell. (-P: nothing is imported from /cache.)
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['CHAIRLIFT_PORT']), timeout=4); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
+    CMD ["sh", "-c", "exec python -P -m server.health --port \"$CHAIRLIFT_PORT\" ${CHAIRLIFT_SSL_CERTFILE:+--tls} ${CHAIRLIFT_SSL_CA_CERTS:+--handshake}"]
 ENTRYPOINT ["chairlift"]
 CMD ["serve"]
 

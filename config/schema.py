@@ -85,7 +85,8 @@ class CacheConfig:
     """Keep finished prompts' blocks, and reuse them for requests that begin alike."""
 
     prefix_cache_per_key: bool = False
-    """Reuse them for the same API key only: how soon an answer begins then tells nobody what others have sent."""
+    """Reuse them for the same API key only: how soon an answer begins then tells nobody what others have sent. \
+    Without API keys it does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
 
     header_timeout: int = field(default=20, metadata={"at_least": 1})
-    """Seconds within which a request's headers must have come."""
+    """Seconds within which a request's headers must have come; with HTTPS, the handshake before them too."""
 
     body_timeout: int = field(default=60, metadata={"at_least": 1})
     """Seconds that are spent waiting for a request's body."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 
 from config.load import Loaded, SettingsLoader
+from config.schema import Settings
 from server import __version__
 from server.terminal import fail, say, show_progress, warn
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from engine.client import AsyncEngine
 
 
+_NO_KEYS_TO_TELL_APART = "--prefix-cache-per-key does nothing without API keys: all requests share the prefix cache"
 _OPEN_TO_ALL = (
     "THIS SERVER IS OPEN: it listens to the network, and asks nobody for a key",
     "whoever reaches this address can use the model: set --api-key-file or CHAIRLIFT_API_KEY, or --host 127.0.0.1",
@@ -31,7 +33,7 @@ def serve(loaded: Loaded) -> int:
     """Load a model and serve it over HTTP, until SIGTERM or Ctrl-C."""
     from engine.errors import ConfigError
     from server import daemon
-    from server.auth import key_file_warnings, load_keys
+    from server.auth import load_keys
     from server.logs import configure_logging
     from server.tls import tls_options
 
@@ -42,9 +44,7 @@ def serve(loaded: Loaded) -> int:
         has_keys = bool(load_keys(settings.access))
         scheme = "https" if tls_options(settings.access) else "http"
         sock = daemon.bind(settings.server.host, settings.server.port)
-        warn(key_file_warnings(settings.access))
-        if not has_keys and not _is_loopback(sock):
-            warn(_OPEN_TO_ALL)
+        warn(access_warnings(settings, has_keys=has_keys, is_loopback=_is_loopback(sock)))
         url = _url(sock, scheme)
         say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {url}")
         return daemon.run(settings, sock, show_progress(), lambda engine: say(banner(url, engine, has_keys=has_keys)))
@@ -52,6 +52,18 @@ def serve(loaded: Loaded) -> int:
         fail(str(error), setting=error.setting, hint=error.hint)
     except daemon.BindError as error:
         fail(str(error), hint=error.hint)
+
+
+def access_warnings(settings: Settings, *, has_keys: bool, is_loopback: bool) -> list[str]:
+    """What an operator should know of who reaches what. The key file, if there is one, can be read."""
+    from server.auth import key_file_warnings
+
+    warnings = key_file_warnings(settings.access)
+    if not has_keys and not is_loopback:
+        warnings += _OPEN_TO_ALL
+    if not has_keys and settings.engine.cache.prefix_cache_per_key:
+        warnings.append(_NO_KEYS_TO_TELL_APART)
+    return warnings
 
 
 def banner(url: str, engine: AsyncEngine, *, has_keys: bool) -> str:

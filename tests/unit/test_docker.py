@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ import yaml
 
 from config.describe import describe
 from config.schema import ServerConfig
+from tests.factories_tls import make_certificates
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -41,11 +43,13 @@ def stages() -> dict[str, list[str]]:
     return found
 
 
-def health_check() -> list[str]:
-    """The command of the image's health check."""
+def health_check(**env: str) -> subprocess.CompletedProcess[bytes]:
+    """The image's health check, run here."""
     [line] = [line for line in stages()["runtime"] if line.startswith("HEALTHCHECK")]
-    command: list[str] = json.loads(line.split("CMD", 1)[1])
-    return command
+    *shell, script = json.loads(line.split("CMD", 1)[1])
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **env}  # where it is installed it needs no path
+    command = [*shell, script.replace("exec python", f"exec {sys.executable}")]
+    return subprocess.run(command, env=variables, capture_output=True, check=False)
 
 
 def test_hadolint_has_no_complaint() -> None:
@@ -92,20 +96,33 @@ def test_every_package_is_in_the_build_context() -> None:
 
 @pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
 def test_the_health_check_tells_health(status: int, exit_status: int) -> None:
-    _, *arguments = health_check()
     with _server(status) as port:
-        env = {**os.environ, "CHAIRLIFT_PORT": str(port)}
-        run = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, check=False)
+        run = health_check(CHAIRLIFT_PORT=str(port))
     assert run.returncode == exit_status, run.stderr
 
 
 def test_the_health_check_fails_when_nobody_listens() -> None:
-    _, *arguments = health_check()
     with _server(200) as port:
         pass  # closed again
-    env = {**os.environ, "CHAIRLIFT_PORT": str(port)}
-    run = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, check=False)
+    run = health_check(CHAIRLIFT_PORT=str(port))
     assert run.returncode == 1
+    assert b"refused" in run.stdout
+
+
+@pytest.mark.parametrize("clients_need_certificates", [False, True])
+def test_the_health_check_asks_by_https_where_that_is_spoken(tmp_path: Path, clients_need_certificates: bool) -> None:
+    make_certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    env = {"CHAIRLIFT_SSL_CERTFILE": "cert.pem"}
+    if clients_need_certificates:
+        context.load_verify_locations(tmp_path / "ca.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
+        env["CHAIRLIFT_SSL_CA_CERTS"] = "ca.pem"
+    with _server(200, context) as port:
+        assert health_check(CHAIRLIFT_PORT=str(port), **env).returncode == 0
+        assert health_check(CHAIRLIFT_PORT=str(port)).returncode == 1
+    assert health_check(CHAIRLIFT_PORT=str(port), **env).returncode == 1
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -161,7 +178,7 @@ def test_grafana_and_prometheus_find_each_other_and_the_server() -> None:
 
 
 @contextmanager
-def _server(status: int) -> Iterator[int]:
+def _server(status: int, tls: ssl.SSLContext | None = None) -> Iterator[int]:
     """A server that answers /health with `status`, and everything else with 404; its port."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -172,7 +189,13 @@ def _server(status: int) -> Iterator[int]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(HTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            pass  # of clients without certificates
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -1,8 +1,7 @@
-"""HTTPS: what is tried before the model loads, and a request over it."""
+"""HTTPS: what is tried before the model loads. (Requests: tests/integration/test_http_tls.py.)"""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,12 @@ import pytest
 from config.schema import AccessConfig
 from engine.errors import ConfigError
 from server.tls import tls_options
+from tests.factories_tls import make_certificates
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """cert.pem with key.pem, the same key encrypted with "secret", and another's key."""
-    folder = tmp_path_factory.mktemp("tls")
-    commands = [
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out cert.pem -days 2 "
-        "-subj /CN=localhost -addext subjectAltName=DNS:localhost",
-        "ec -in key.pem -aes128 -passout pass:secret -out locked.pem",
-        "genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out other.pem",
-    ]
-    for command in commands:
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 def access(files: Path, **fields: str) -> AccessConfig:
