@@ -19,7 +19,7 @@ from engine.kv.blocks import BlockPool
 from engine.kv.manager import KVCacheManager
 from engine.kv.storage import KVCapacity, KVStorage, bytes_per_token, plan_capacity
 from engine.machine import format_bytes, keep_freed_memory
-from engine.model.device import free_memory, resolve_device
+from engine.model.device import free_memory, resolve_cache_dtype, resolve_device
 from engine.model.loader import LoadedModel, load_model
 from engine.model.resolve import resolve_model
 from engine.model.runner import ModelRunner
@@ -49,9 +49,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     )
     tokenizer = Tokenizer.load(path)
     loaded = load_model(path, config.model, progress, block_size=config.cache.block_size)
-    capacity = _size_cache(config, loaded)
+    cache_dtype = resolve_cache_dtype(config.cache.kv_cache_dtype, loaded.dtype, loaded.kernels)
+    capacity = _size_cache(config, loaded, cache_dtype)
     max_model_len = _fit_context(config, loaded, capacity)
-    storage = _allocate(loaded, capacity)
+    storage = _allocate(loaded, capacity, cache_dtype)
     info = ModelInfo(
         name=config.model.served_model_name or config.model.model,
         max_model_len=max_model_len,
@@ -63,6 +64,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         kernels=loaded.kernels.NAME,
         block_size=capacity.block_size,
         num_blocks=capacity.num_blocks,
+        kv_cache_dtype=str(cache_dtype).removeprefix("torch."),
     )
     kv = KVCacheManager(
         BlockPool(capacity.num_blocks),
@@ -91,30 +93,30 @@ def _check_asked_memory(config: EngineConfig) -> None:
         )
 
 
-def _size_cache(config: EngineConfig, loaded: LoadedModel) -> KVCapacity:
+def _size_cache(config: EngineConfig, loaded: LoadedModel, cache_dtype: torch.dtype) -> KVCapacity:
     """How many blocks the KV cache gets, from what is free once weights (and on CUDA a full step) have their share."""
     free_bytes = free_memory(loaded.device)
     share = CPU_SHARE
     if loaded.device.type == "cuda":
-        free_bytes -= _peak_of_a_step(config, loaded)
+        free_bytes -= _peak_of_a_step(config, loaded, cache_dtype)
         share = CUDA_SHARE
     return plan_capacity(
         config.cache,
-        token_bytes=_token_bytes(loaded),
+        token_bytes=bytes_per_token([layer.spec for layer in loaded.layers], cache_dtype),
         free_bytes=free_bytes,
         default_bytes=int(free_bytes * share),
         useful_tokens=config.scheduler.max_num_seqs * loaded.max_model_len,
     )
 
 
-def _peak_of_a_step(config: EngineConfig, loaded: LoadedModel) -> int:
+def _peak_of_a_step(config: EngineConfig, loaded: LoadedModel, cache_dtype: torch.dtype) -> int:
     """Device bytes that a step of full size takes beside weights and KV cache; found by running one."""
     block_size = config.cache.block_size
     num_tokens = config.scheduler.max_num_batched_tokens
     num_rows = min(config.scheduler.max_num_seqs, num_tokens)
     length = min(-(-num_tokens // num_rows), loaded.max_model_len)
     blocks_each = -(-length // block_size)
-    storage = _allocate(loaded, KVCapacity(num_rows * blocks_each, block_size))
+    storage = _allocate(loaded, KVCapacity(num_rows * blocks_each, block_size), cache_dtype)
     tokens = [0] * length
     scoring = PromptScoring(range(1, min(length, 1 + MAX_SCORED_TOKENS // num_rows)), MAX_LOGPROBS)
     rows = tuple(
@@ -156,10 +158,6 @@ def _fit_context(config: EngineConfig, loaded: LoadedModel, capacity: KVCapacity
     return capacity.num_tokens
 
 
-def _allocate(loaded: LoadedModel, capacity: KVCapacity) -> KVStorage:
+def _allocate(loaded: LoadedModel, capacity: KVCapacity, cache_dtype: torch.dtype) -> KVStorage:
     specs = [layer.spec for layer in loaded.layers]
-    return KVStorage.allocate(specs, capacity, loaded.dtype, loaded.device, loaded.kernels.empty_cache)
-
-
-def _token_bytes(loaded: LoadedModel) -> int:
-    return bytes_per_token([layer.spec for layer in loaded.layers], loaded.dtype)
+    return KVStorage.allocate(specs, capacity, cache_dtype, loaded.device, loaded.kernels.empty_cache)

@@ -53,6 +53,7 @@ class ModelInfo:
     kernels: str
     block_size: int
     num_blocks: int
+    kv_cache_dtype: str
 
     @property
     def kv_cache_tokens(self) -> int:

@@ -16,7 +16,9 @@ from engine.core import ModelInfo
 
 def headline(info: ModelInfo) -> str:
     """What was measured."""
-    return f"{info.name}: {info.num_parameters / 1e6:,.1f} M parameters, {info.dtype}, {info.device}, {info.kernels}"
+    cache = "" if info.kv_cache_dtype == info.dtype else f", KV cache in {info.kv_cache_dtype}"
+    size = f"{info.num_parameters / 1e6:,.1f} M parameters"
+    return f"{info.name}: {size}, {info.dtype}, {info.device}, {info.kernels}{cache}"
 
 
 def tables(results: Results) -> Iterator[tuple[str, Table]]:

@@ -63,6 +63,8 @@ class Serving:
             root,
             settings.engine.model.revision,
             info.dtype,
+            info.kv_cache_dtype,
+            settings.engine.model.quantization,
             info.device,
             info.kernels,
             torch,

@@ -127,6 +127,7 @@ def make_info(**fields: object) -> ModelInfo:
         "kernels": "fake",
         "block_size": 4,
         "num_blocks": 16,
+        "kv_cache_dtype": "float32",
     }
     return ModelInfo(**(defaults | fields))  # type: ignore[arg-type]
 

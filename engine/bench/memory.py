@@ -43,9 +43,9 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def kv_bytes_per_token(storage: KVStorage) -> float:
-    """Bytes of one token's keys and values in all layers, padding included."""
+    """Bytes of one token's keys and values in all layers, padding and scales included."""
     num_blocks = storage.keys[0].shape[0]
-    total = sum(tensor.nbytes for tensor in (*storage.keys, *storage.values))
+    total = sum(tensor.untyped_storage().nbytes() for tensor in (*storage.keys, *storage.values))
     return total / (num_blocks * storage.block_size)
 
 

@@ -94,7 +94,7 @@ class _Replay:
         table = self._decoder.table
         for part, kernels in (
             (LINEARS, {table.linear}),
-            (ATTENTION, {table.attention, table.write_kv}),
+            (ATTENTION, {*table.attention.values(), *table.write_kv.values()}),
             (NORMS, {table.rms_norm}),
         ):
             with self._times.of(part):

@@ -96,6 +96,9 @@ class Kernels(Protocol):
         `windows` are those of the model's layers. What comes back is the back end's own.
         """
 
+    def cache_dtypes(self, dtype: torch.dtype) -> Collection[torch.dtype]:
+        """What the caches of a model in `dtype` can hold: that, and what takes less memory."""
+
     def empty_cache(
         self,
         num_blocks: int,
@@ -105,10 +108,16 @@ class Kernels(Protocol):
         dtype: torch.dtype,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
-        """k_cache and v_cache of one layer, with anything in them. `dims`: key_dim and value_dim."""
+        """k_cache and v_cache of one layer, with anything in them. `dims`: key_dim and value_dim.
+
+        `dtype` is one of `cache_dtypes`. In int8 a head of a token has a scale of its own (`quantized`).
+        """
 
     def write_kv(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        """Store key [T, G, key_dim] and value [T, G, value_dim] at `slots` (int64 [T], no two alike)."""
+        """Store key [T, G, key_dim] and value [T, G, value_dim] at `slots` (int64 [T], no two alike).
+
+        What is stored of a token depends on that token alone.
+        """
 
     def paged_attention(
         self, query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, options: AttentionOptions

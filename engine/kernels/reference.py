@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels import AttentionOptions, IntArray, PackedRows, to_device
+from engine.kernels.quantized import SCALE_BYTES, dequantize, quantize
 
 NAME = "reference"
 choose_tokens = None
@@ -61,6 +62,11 @@ def plan_attention(rows: PackedRows, windows: Collection[int | None], device: to
     }
 
 
+def cache_dtypes(dtype: torch.dtype) -> Collection[torch.dtype]:
+    """See `Kernels`."""
+    return (dtype, torch.int8) if dtype.itemsize <= 2 else (dtype, torch.int8, torch.bfloat16)
+
+
 def empty_cache(
     num_blocks: int,
     block_size: int,
@@ -71,18 +77,20 @@ def empty_cache(
 ) -> tuple[Tensor, Tensor]:
     """See `Kernels`: [num_blocks, block_size, G, key_dim] and [num_blocks, block_size, G, value_dim].
 
-    On the CPU the system hands out the memory page by page, as blocks are first used.
+    In int8 a head has four more: the bytes of its scale. On the CPU the system hands out the memory page by page, as
+    blocks are first used.
     """
     shape = (num_blocks, block_size, num_kv_heads)
-    key_dim, value_dim = dims
+    extra = SCALE_BYTES if dtype == torch.int8 else 0
+    key_dim, value_dim = (dim + extra for dim in dims)
     keys = torch.empty(*shape, key_dim, dtype=dtype, device=device)
     return keys, torch.empty(*shape, value_dim, dtype=dtype, device=device)
 
 
 def write_kv(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """See `Kernels`."""
-    k_cache.flatten(0, 1).index_copy_(0, slots, key)
-    v_cache.flatten(0, 1).index_copy_(0, slots, value)
+    for cache, new in ((k_cache, key), (v_cache, value)):
+        cache.flatten(0, 1).index_copy_(0, slots, _to_store(new, cache.dtype))
 
 
 def paged_attention(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, options: AttentionOptions) -> Tensor:
@@ -90,14 +98,34 @@ def paged_attention(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan,
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     explicit = options.softcap is not None or options.sinks is not None
     attend = _attend_explicitly if explicit else _attend
-    output = query.new_empty(query.shape[0], query.shape[1], values.shape[-1])
+    value_dim = values.shape[-1] - (SCALE_BYTES if values.dtype == torch.int8 else 0)
+    num_kv_heads = keys.shape[1]
+    output = query.new_empty(query.shape[0], query.shape[1], value_dim)
     for tile in plan[options.window]:
         n, m = tile.num_rows, tile.num_queries
         q = query[tile.tokens].view(n, m, *query.shape[1:]).transpose(1, 2)  # [n, H, m, key_dim]
-        k = keys.index_select(0, tile.slots).view(n, -1, *keys.shape[1:]).transpose(1, 2)  # [n, G, L, key_dim]
-        v = values.index_select(0, tile.slots).view(n, -1, *values.shape[1:]).transpose(1, 2)  # [n, G, L, value_dim]
+        k, v = (  # [n, G, L, key_dim], [n, G, L, value_dim]
+            _stored(cache.index_select(0, tile.slots), query.dtype).view(n, -1, *dims).transpose(1, 2)
+            for cache, dims in ((keys, (num_kv_heads, query.shape[2])), (values, (num_kv_heads, value_dim)))
+        )
         output[tile.tokens] = attend(q, k, v, tile.mask, options).transpose(1, 2).flatten(0, 1)
     return output
+
+
+def _to_store(new: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values [T, G, dim] as they stand in a cache of this type."""
+    if dtype != torch.int8:
+        return new.to(dtype)
+    small, scale = quantize(new)
+    return torch.cat([small, scale.view(torch.int8)], dim=-1)
+
+
+def _stored(found: Tensor, dtype: torch.dtype) -> Tensor:
+    """What stands in a cache, [n, G, ...], as keys or values [n, G, dim] of this type."""
+    if found.dtype != torch.int8:
+        return found.to(dtype)
+    scale = found[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return dequantize(found[..., :-SCALE_BYTES], scale, dtype)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:

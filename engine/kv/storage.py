@@ -14,6 +14,7 @@ from torch import Tensor
 
 from config.schema import CacheConfig
 from engine.errors import ConfigError
+from engine.kernels.quantized import SCALE_BYTES
 from engine.machine import format_bytes
 
 EmptyCache = Callable[[int, int, int, tuple[int, int], torch.dtype, torch.device], tuple[Tensor, Tensor]]
@@ -29,8 +30,9 @@ class LayerSpec:
     value_dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys and values."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+        """Bytes of one token's keys and values; int8s have a scale for each head of both."""
+        scales = 2 * SCALE_BYTES if dtype == torch.int8 else 0
+        return self.num_kv_heads * ((self.key_dim + self.value_dim) * dtype.itemsize + scales)
 
 
 @dataclass(frozen=True, slots=True)

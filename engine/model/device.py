@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.errors import ConfigError
 from engine.machine import available_memory, usable_cores
+
+if TYPE_CHECKING:
+    from engine.kernels import Kernels
 
 
 def resolve_device(name: str) -> torch.device:
@@ -49,6 +53,24 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
+
+
+def resolve_cache_dtype(name: str, dtype: torch.dtype, kernels: Kernels) -> torch.dtype:
+    """What `auto`, `float32`, `bfloat16` or `int8` means for the KV cache of a model in `dtype`.
+
+    Raises ConfigError for what `kernels` do not store.
+    """
+    wanted = dtype if name == "auto" else getattr(torch, name)
+    assert isinstance(wanted, torch.dtype), name
+    there = kernels.cache_dtypes(dtype)
+    if wanted not in there:
+        kind, *others = (str(each).removeprefix("torch.") for each in (dtype, *there))
+        raise ConfigError(
+            f"the {kernels.NAME} kernels have no KV cache in {name} for a model in {kind}",
+            setting="kv_cache_dtype",
+            hint=f"use auto or {' or '.join(others)}",
+        )
+    return wanted
 
 
 def computes_bfloat16(device: torch.device) -> bool:

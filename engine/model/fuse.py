@@ -181,6 +181,9 @@ class _WatchedKernels:
     def plan_attention(self, rows: PackedRows, windows: Collection[int | None], device: torch.device) -> Any:
         return self._kernels.plan_attention(rows, windows, device)
 
+    def cache_dtypes(self, dtype: torch.dtype) -> Collection[torch.dtype]:
+        return self._kernels.cache_dtypes(dtype)
+
     def empty_cache(self, *shape: Any) -> tuple[Tensor, Tensor]:
         return self._kernels.empty_cache(*shape)
 

@@ -15,7 +15,7 @@ from server.terminal import fail, print_table, show_progress, warn
 SETTINGS = frozenset(
     {
         "model", "revision", "dtype", "device", "max_model_len", "kernels", "fuse", "quantization", "num_threads",
-        "cache_dir", "block_size", "kv_cache_memory", "kv_cache_tokens", "max_num_batched_tokens",
+        "cache_dir", "block_size", "kv_cache_memory", "kv_cache_tokens", "kv_cache_dtype", "max_num_batched_tokens",
     }
 )  # fmt: skip
 What = Literal["prefill", "decode", "load"]

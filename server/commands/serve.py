@@ -70,12 +70,13 @@ def banner(url: str, engine: AsyncEngine, *, has_keys: bool) -> str:
     """What is being served, and a command to try it with."""
     info = engine.info
     tokens = info.num_blocks * info.block_size
+    kind = "" if info.kv_cache_dtype == info.dtype else f" in {info.kv_cache_dtype}"
     lines = [
         f"Ready: {info.name} at {url}",
         f"  model     {info.num_parameters / 1e6:,.1f} M parameters",
         f"  runs on   {info.device} in {info.dtype}, {info.kernels} kernels",
         f"  context   {info.max_model_len:,} tokens",
-        f"  KV cache  {tokens:,} tokens, {tokens / info.max_model_len:.1f} requests of full length",
+        f"  KV cache  {tokens:,} tokens{kind}, {tokens / info.max_model_len:.1f} requests of full length",
         "Try it:",
         *_example(url, info.name, chat=engine.tokenizer.has_chat_template, key=has_keys),
     ]

@@ -19,6 +19,7 @@ _NOTHING = ModelInfo(
     kernels="",
     block_size=1,
     num_blocks=1,
+    kv_cache_dtype="",
 )
 _IDLE = EngineStats(num_running=0, num_waiting=0, num_used_blocks=0, num_total_blocks=1, num_steps=0, last_step_s=None)
 

@@ -91,7 +91,7 @@ def _cache_config(info: ModelInfo, prefix_caching: bool) -> Metric:
     """The gauge that routers read the size of the KV cache from. vLLM gives it no `model_name`."""
     labels = {
         "block_size": str(info.block_size),
-        "cache_dtype": info.dtype,
+        "cache_dtype": info.kv_cache_dtype,
         "enable_prefix_caching": str(prefix_caching),
         "engine": _ENGINE,
         "num_gpu_blocks": str(info.num_blocks),

@@ -71,12 +71,19 @@ def make_case(
 
 
 def make_core(
-    loaded: LoadedModel, *, block_size: int, num_blocks: int, prefix_caching: bool = True, **scheduler: object
+    loaded: LoadedModel,
+    *,
+    block_size: int,
+    num_blocks: int,
+    prefix_caching: bool = True,
+    cache_dtype: torch.dtype | None = None,
+    **scheduler: object,
 ) -> EngineCore:
-    """An engine core over a loaded model and a KV cache of this size."""
+    """An engine core over a loaded model and a KV cache of this size, by default in the model's type."""
     capacity = KVCapacity(num_blocks, block_size)
     specs = [layer.spec for layer in loaded.layers]
-    storage = KVStorage.allocate(specs, capacity, loaded.dtype, loaded.device, loaded.kernels.empty_cache)
+    kind = cache_dtype or loaded.dtype
+    storage = KVStorage.allocate(specs, capacity, kind, loaded.device, loaded.kernels.empty_cache)
     kv = KVCacheManager(BlockPool(num_blocks), block_size=block_size, prefix_caching=prefix_caching, secret=b"test")
     info: ModelInfo = make_info(
         max_model_len=min(loaded.max_model_len, capacity.num_tokens),
@@ -97,6 +104,7 @@ def generate_packed(
     block_size: int = 4,
     num_blocks: int = 64,
     prefix_caching: bool = True,
+    cache_dtype: torch.dtype | None = None,
     steps_between: int = 2,
     least_preemptions: int = 0,
 ) -> list[list[int]]:
@@ -106,6 +114,7 @@ def generate_packed(
         block_size=block_size,
         num_blocks=num_blocks,
         prefix_caching=prefix_caching,
+        cache_dtype=cache_dtype,
         max_num_batched_tokens=max_num_batched_tokens,
     )
     outputs: list[list[int]] = [[] for _ in prompts]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -51,7 +52,9 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[DType, Quant
     return load
 
 
-def generate(loaded: LoadedModel, prompts: Sequence[Prompt], **schedule: int | bool) -> tuple[list[list[int]], Logits]:
+def generate(
+    loaded: LoadedModel, prompts: Sequence[Prompt], cache_dtype: torch.dtype | None, **schedule: int | bool
+) -> tuple[list[list[int]], Logits]:
     """Tokens of each request, and the logits that each was chosen from."""
     seen: Logits = {}
     sample = Sampler.sample
@@ -64,22 +67,42 @@ def generate(loaded: LoadedModel, prompts: Sequence[Prompt], **schedule: int | b
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "sample", watched)
-        outputs = generate_packed(loaded, prompts, block_size=BLOCK_SIZE, **schedule)  # type: ignore[arg-type]
+        outputs = generate_packed(
+            loaded,
+            prompts,
+            block_size=BLOCK_SIZE,
+            cache_dtype=cache_dtype,
+            **schedule,  # type: ignore[arg-type]
+        )
     return outputs, seen
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization"),
-    [("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8")],
+    ("dtype", "quantization", "cache_dtype"),
+    [
+        ("float32", "none", None),
+        ("bfloat16", "none", None),
+        ("float32", "int8", None),
+        ("bfloat16", "int8", None),
+        ("float32", "none", torch.int8),
+        ("bfloat16", "none", torch.int8),
+        pytest.param("float32", "none", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_logits_do_not_depend_on_the_schedule(
-    dtype: DType, quantization: Quantization, model_of: Callable[[DType, Quantization], LoadedModel]
+    dtype: DType,
+    quantization: Quantization,
+    cache_dtype: torch.dtype | None,
+    model_of: Callable[[DType, Quantization], LoadedModel],
 ) -> None:
     loaded, prompts = model_of(dtype, quantization), make_prompts()
     alone: Logits = {}
     outputs = []
     for index, prompt in enumerate(prompts):
-        (output,), logits = generate(loaded, [prompt], max_num_batched_tokens=1024, num_blocks=ENOUGH_BLOCKS)
+        (output,), logits = generate(
+            loaded, [prompt], cache_dtype, max_num_batched_tokens=1024, num_blocks=ENOUGH_BLOCKS
+        )
         outputs.append(output)
         alone |= {(index, position): bits for (_, position), bits in logits.items()}
 
@@ -91,7 +114,7 @@ def test_logits_do_not_depend_on_the_schedule(
         num_blocks=st.sampled_from([36, 40, ENOUGH_BLOCKS]),  # the long prompt alone takes 35
     )
     def check(**schedule: int | bool) -> None:
-        together, logits = generate(loaded, prompts, **schedule)
+        together, logits = generate(loaded, prompts, cache_dtype, **schedule)
         assert together == outputs
         assert logits == alone
 

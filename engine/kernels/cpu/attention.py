@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.kernels import AttentionOptions, IntArray, PackedRows
 from engine.kernels.cpu.library import Attention, Rows, WriteKV, kernel_table
 from engine.kernels.cpu.run import elements_per_pack, run
+from engine.kernels.quantized import SCALE_BYTES
 
 RANGE = 512
 """Tokens of context that one thread passes at a time when a row has one token (RANGE in `csrc/attention.inc.h`)."""
@@ -24,21 +25,34 @@ BLOCK_MULTIPLE = 16
 
 
 def empty_cache(
-    num_blocks: int, block_size: int, num_kv_heads: int, dims: tuple[int, int], dtype: torch.dtype
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """One layer's keys [num_blocks, G, key_dim / PK, block_size, PK] and values [num_blocks, G, block_size / PK,
     value_dim, PK], holding anything. `dims`: key_dim (an odd one is rounded up to whole packs) and value_dim.
 
+    `dtype` is that of queries; of `cache_dtype` are keys and values. Both tensors are views: values have padding, and
+    int8s have scales between a head of a block and the next.
     Raises ValueError for heads that are too large for the kernels.
     """
     key_dim, value_dim = dims
     assert block_size % BLOCK_MULTIPLE == 0, block_size
     if max(dims) > MAX_HEAD_DIM:
         raise ValueError(f"heads of {max(dims)} dims; the C kernels take {MAX_HEAD_DIM}: use --kernels reference")
-    pk = elements_per_pack(dtype)
-    keys = torch.empty(num_blocks, num_kv_heads, -(-key_dim // pk), block_size, pk, dtype=dtype)
-    width = -(-value_dim // 16) * 16
-    values = torch.empty(num_blocks, num_kv_heads, block_size // pk, width, pk, dtype=dtype)
+    pk = elements_per_pack(dtype) if cache_dtype == dtype else 1
+    num_packs, width = -(-key_dim // pk), -(-value_dim // 16) * 16
+    scale_bytes = SCALE_BYTES if cache_dtype == torch.int8 else 0
+
+    def heads(num_elements: int) -> Tensor:
+        whole = torch.empty(num_blocks, num_kv_heads, block_size * (num_elements + scale_bytes), dtype=cache_dtype)
+        return whole[..., : block_size * num_elements]
+
+    keys = heads(num_packs * pk).view(num_blocks, num_kv_heads, num_packs, block_size, pk)
+    values = heads(width).view(num_blocks, num_kv_heads, block_size // pk, width, pk)
     return keys, values[..., :value_dim, :]
 
 
@@ -80,7 +94,7 @@ def write_kv(
     """See `Kernels`."""
     key, value = _dense_heads(key), _dense_heads(value)
     num_tokens, num_kv_heads, key_dim = key.shape
-    pk = elements_per_pack(key.dtype)
+    pk = k_cache.shape[4]
     assert k_cache.shape[1:3] == (num_kv_heads, -(-key_dim // pk)), (k_cache.shape, key.shape)
     assert (v_cache.shape[1], v_cache.shape[3]) == value.shape[1:], (v_cache.shape, value.shape)
     count, slots_at = ctypes.c_int64(num_tokens), ctypes.c_void_p(slots.data_ptr())
@@ -100,7 +114,7 @@ def write_kv(
         value_dim=value.shape[2],
         block_size=k_cache.shape[3],
     )
-    run(kernel_table(key.dtype, variant).write_kv, args)
+    run(kernel_table(key.dtype, variant).write_kv[k_cache.dtype], args)
 
 
 def paged_attention(
@@ -111,7 +125,7 @@ def paged_attention(
     num_tokens, num_heads, key_dim = query.shape
     value_dim = v_cache.shape[3]
     assert num_heads % k_cache.shape[1] == 0, (query.shape, k_cache.shape)
-    assert k_cache.shape[2] == -(-key_dim // elements_per_pack(query.dtype)), (query.shape, k_cache.shape)
+    assert k_cache.shape[2] == -(-key_dim // k_cache.shape[4]), (query.shape, k_cache.shape)
     output = query.new_empty(num_tokens, num_heads, value_dim)
     sinks = None if options.sinks is None else options.sinks.float().contiguous()
     workspace = torch.empty(workspace_size(plan.num_split_ranges, num_heads, value_dim), dtype=torch.float32)
@@ -136,7 +150,7 @@ def paged_attention(
         workspace=ctypes.addressof(workspace_at),
         ticket=plan.ticket.ctypes.data,
     )
-    run(kernel_table(query.dtype, variant).attention, args)
+    run(kernel_table(query.dtype, variant).attention[k_cache.dtype], args)
     return output
 
 

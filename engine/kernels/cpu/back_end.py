@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.kernels import AttentionOptions, Choices, PackedRows
 from engine.kernels.cpu import attention, sampling
-from engine.kernels.cpu.library import KernelsMissing, is_supported, kernel_table
+from engine.kernels.cpu.library import KernelsMissing, cache_dtypes, is_supported, kernel_table
 
 
 class CpuKernels:
@@ -21,12 +21,17 @@ class CpuKernels:
             raise KernelsMissing(f"the C kernels compute in float32 and bfloat16, not in {dtype}".replace("torch.", ""))
         if block_size % attention.BLOCK_MULTIPLE:
             raise KernelsMissing(f"the C kernels need a block_size that is a multiple of {attention.BLOCK_MULTIPLE}")
+        self._dtype = dtype
         self._variant = kernel_table(dtype, variant).variant
         self.NAME = f"cpu ({self._variant})"
 
     def plan_attention(self, rows: PackedRows, windows: Collection[int | None], device: torch.device) -> attention.Plan:
         """See `Kernels`."""
         return attention.plan_attention(rows)
+
+    def cache_dtypes(self, dtype: torch.dtype) -> Collection[torch.dtype]:
+        """See `Kernels`."""
+        return cache_dtypes(dtype)
 
     def empty_cache(
         self,
@@ -39,7 +44,7 @@ class CpuKernels:
     ) -> tuple[Tensor, Tensor]:
         """See `Kernels`."""
         assert device.type == "cpu", device
-        return attention.empty_cache(num_blocks, block_size, num_kv_heads, dims, dtype)
+        return attention.empty_cache(num_blocks, block_size, num_kv_heads, dims, self._dtype, dtype)
 
     def write_kv(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
         """See `Kernels`."""

@@ -272,7 +272,7 @@ class Decoder:
             eps=0.0 if layer.query_norm is None else layer.query_norm.eps,
             rotates_pairs=layer.rotation == "pairs",
         )
-        return self.table.write_kv, args
+        return self.table.write_kv[caches[0].dtype], args
 
     def _attention(
         self, layer: DecoderLayer, sinks: Tensor | None, caches: tuple[Tensor, Tensor]
@@ -298,4 +298,4 @@ class Decoder:
             workspace=ctypes.addressof(self._workspace_at),
             ticket=ctypes.addressof(self._ticket),
         )
-        return self.table.attention, args
+        return self.table.attention[caches[0].dtype], args

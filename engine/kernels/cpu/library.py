@@ -7,6 +7,7 @@ of the runtime that torch has loaded for all to see, so that there is one pool o
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -218,8 +219,8 @@ class _Kernels(Structure):
         ("gather", c_void_p * 2),
         ("rms_norm", c_void_p * 2),
         ("act_and_mul", c_void_p * 2),
-        ("write_kv", c_void_p * 2),
-        ("attention", c_void_p * 2),
+        ("write_kv", c_void_p * 3 * 2),
+        ("attention", c_void_p * 3 * 2),
         ("sample", c_void_p),
     )
 
@@ -233,14 +234,20 @@ class KernelTable:
     gather: int
     rms_norm: int
     act_and_mul: int
-    write_kv: int
-    attention: int
+    write_kv: Mapping[torch.dtype, int]
+    """By what the cache holds: what `cache_dtypes` says."""
+    attention: Mapping[torch.dtype, int]
     sample: int
 
 
 def is_supported(dtype: torch.dtype) -> bool:
     """Whether the kernels compute in this type."""
     return dtype in (torch.float32, torch.bfloat16)
+
+
+def cache_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """What a cache can hold where the kernels compute in `dtype`: that, and what is narrower. By CL_CACHE_..."""
+    return (dtype, torch.int8) if dtype == torch.bfloat16 else (dtype, torch.int8, torch.bfloat16)
 
 
 @cache
@@ -276,9 +283,16 @@ def kernel_table(dtype: torch.dtype, variant: str | None = None) -> KernelTable:
         raise KernelsMissing(f"this processor has no {variant}")
     kernels = library().cl_choose(variant.encode()).contents
     index = int(dtype == torch.bfloat16)
-    names = ("linear", "gather", "rms_norm", "act_and_mul", "write_kv", "attention")
+    names = ("linear", "gather", "rms_norm", "act_and_mul")
     by_type = {name: getattr(kernels, name)[index] for name in names}
-    return KernelTable(variant=variant, sample=kernels.sample, **by_type)
+    caches = cache_dtypes(dtype)
+    return KernelTable(
+        variant=variant,
+        sample=kernels.sample,
+        write_kv=dict(zip(caches, kernels.write_kv[index], strict=False)),
+        attention=dict(zip(caches, kernels.attention[index], strict=False)),
+        **by_type,
+    )
 
 
 def openmp_path() -> str:

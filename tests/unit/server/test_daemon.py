@@ -31,7 +31,7 @@ from server import cli, daemon, watchdog
 
 class Engine:
     info = types.SimpleNamespace(name="fake", max_model_len=100, num_blocks=10, block_size=32, num_parameters=5e6,
-                                 dtype="float32", device="cpu", kernels="reference")
+                                 dtype="float32", device="cpu", kernels="reference", kv_cache_dtype="int8")
     tokenizer = types.SimpleNamespace(has_chat_template=False)
     dead = turn_began_s = None
     is_lost = False
@@ -170,7 +170,7 @@ def test_the_port_answers_while_the_model_loads_and_serves_when_it_is_there(star
     status, said = process.end()
     assert status == 0
     assert "5.0 M parameters" in said
-    assert "320 tokens, 3.2 requests of full length" in said
+    assert "320 tokens in int8, 3.2 requests of full length" in said
     assert f"curl {process.client.base_url}".rstrip("/") + "/v1/completions" in said
 
 

@@ -197,9 +197,10 @@ def test_age_of_the_last_step_and_of_the_step_in_progress() -> None:
 
 
 def test_cache_config_is_what_routers_read() -> None:
-    engine = PretendEngine(make_info(block_size=32, num_blocks=100))
+    engine = PretendEngine(make_info(block_size=32, num_blocks=100, kv_cache_dtype="int8"))
     metrics = Metrics(engine, prefix_caching=False)
     labels = {"block_size": "32", "num_gpu_blocks": "100", "enable_prefix_caching": "False", "engine": "0"}
+    labels["cache_dtype"] = "int8"
     assert value(metrics, "vllm:cache_config_info", **labels) == 1
     assert value(metrics, "chairlift_kv_cache_tokens") == 3200
 

@@ -106,11 +106,22 @@ struct cl_rows {
     int64_t table_stride;
 };
 
-// Cache of one layer, PK as above, dims padded with zeros to a multiple of PK (keys) or with anything to 16 (values):
+// What a cache holds: elems, or what is narrower and expanded to float as it is loaded.
+#define CL_CACHE_OWN 0
+#define CL_CACHE_INT8 1
+#define CL_CACHE_BF16 2
+#define CL_NUM_CACHES 3
+
+// Cache of one layer, dims padded with zeros to a multiple of PK (keys) or with anything to 16 (values). PK as above
+// for elems, 1 for what is narrower:
 //
 //     keys    [num_blocks][G][key_dim / PK][block_size][PK]      dims in pairs, tokens across: scores without
 //                                                                sideways sums, 16 tokens a register
 //     values  [num_blocks][G][block_size / PK][value_dim][PK]    tokens in pairs, dims across
+//
+// int8s have a scale for each token: float [block_size] behind the keys of a head of a block, and behind its values.
+// Number = int8 * scale, and the largest of a head is 127 or -127. What is stored of a token depends on that token
+// alone. A head in which a number is not finite has the scale NaN, so that it is noticed as it is without int8.
 //
 // Normalises (if `q_weight`/`k_weight`), rotates (if `cos`) and stores: q in place, k and v at `slots`. Rotation is of
 // the first `rotary_dim` dims: dim i with dim rotary_dim / 2 + i, or neighbours with each other (`rotates_pairs`), both
@@ -190,8 +201,8 @@ struct cl_kernels {
     cl_kernel *gather[2];
     cl_kernel *rms_norm[2];
     cl_kernel *act_and_mul[2];
-    cl_kernel *write_kv[2];
-    cl_kernel *attention[2];
+    cl_kernel *write_kv[2][CL_NUM_CACHES]; // NULL: bfloat16's own are no narrower
+    cl_kernel *attention[2][CL_NUM_CACHES];
     cl_kernel *sample;
 };
 

@@ -34,6 +34,9 @@ enum { AHEAD_BYTES = 256 << 10 };
 INLINE void fetch_ahead(struct ahead *ahead) {
     for (int64_t i = 0; i < ahead->lines; i++, ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
 }
+INLINE void fetch_ahead_to_end(struct ahead *ahead) {
+    if (ahead->next < ahead->end) fetch_ahead(ahead);
+}
 
 #if CL_WIDTH == 512
 

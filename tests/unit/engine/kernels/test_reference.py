@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels import AttentionOptions, PackedRows, choose, reference
+from engine.kernels.quantized import dequantize, quantize
 
 CPU = torch.device("cpu")
 ROWS = [(1, 1), (3, 3), (4, 1), (5, 2), (8, 8), (9, 1), (30, 1), (31, 1), (23, 11), (40, 40)]
@@ -38,7 +39,10 @@ class Step:
 
 
 def make_step(
-    heads: tuple[int, int, int, int], rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32
+    heads: tuple[int, int, int, int],
+    rows: list[tuple[int, int]],
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
 ) -> Step:
     num_heads, num_kv_heads, key_dim, value_dim = heads
     numbers = np.random.default_rng(0)
@@ -47,9 +51,10 @@ def make_step(
     num_blocks = -(-contexts // BLOCK_SIZE)
     ids = numbers.permutation(num_blocks.sum() + 3)
     tables = np.full((len(rows), num_blocks.max()), 10**6)  # what lies behind a row's blocks must not be read
-    k_cache, v_cache = reference.empty_cache(len(ids), BLOCK_SIZE, num_kv_heads, (key_dim, value_dim), dtype, CPU)
-    k_cache.fill_(torch.nan)
-    v_cache.fill_(torch.nan)
+    kind = cache_dtype or dtype
+    k_cache, v_cache = reference.empty_cache(len(ids), BLOCK_SIZE, num_kv_heads, (key_dim, value_dim), kind, CPU)
+    for cache in (k_cache, v_cache):
+        cache.view(torch.uint8).fill_(255)  # NaN, or int8s with NaN for their scales
     keys, values = [], []
     for row, context in enumerate(contexts):
         blocks, ids = ids[: num_blocks[row]], ids[num_blocks[row] :]
@@ -60,6 +65,8 @@ def make_step(
         reference.write_kv(keys[-1], values[-1], k_cache, v_cache, torch.tensor(slots))
     starts = np.cumsum([0, *(queries for _, queries in rows)])
     query = torch.randn(int(starts[-1]), num_heads, key_dim).to(dtype)
+    if kind == torch.int8:
+        keys, values = ([dequantize(*quantize(each), dtype) for each in both] for both in (keys, values))
     return Step(query, keys, values, k_cache, v_cache, PackedRows(starts, contexts, tables, BLOCK_SIZE))
 
 
@@ -93,6 +100,40 @@ def test_attention(
     sinks = torch.linspace(-2, 2, heads[0]) if with_sinks else None
     options = AttentionOptions(scale=0.3, window=window, softcap=softcap, sinks=sinks)
     torch.testing.assert_close(step.attend(options).double(), attend_naively(step, options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_narrower_caches(heads: tuple[int, int, int, int], cache_dtype: torch.dtype, softcap: float | None) -> None:
+    """Attention to what was stored: int8 times its scale, or bfloat16."""
+    step = make_step(heads, ROWS, cache_dtype=cache_dtype)
+    if cache_dtype == torch.bfloat16:
+        step.keys, step.values = ([each.bfloat16() for each in both] for both in (step.keys, step.values))
+    options = AttentionOptions(scale=0.3, window=6, softcap=softcap)
+    torch.testing.assert_close(step.attend(options).double(), attend_naively(step, options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_int8s_are_near(dtype: torch.dtype) -> None:
+    """Half a step off at most, where a step is 1/127 of the largest number of the same head and token."""
+    x = torch.randn(50, 3, 20).to(dtype) * torch.logspace(-2, 2, 50, dtype=dtype).view(50, 1, 1)
+    small, scale = quantize(x)
+    assert int(small.abs().amax(-1).min()) == int(small.abs().max()) == 127
+    largest = x.double().abs().amax(-1, keepdim=True)
+    assert ((small.double() * scale - x.double()).abs() <= largest / 127 * 0.5001).all()
+    again = torch.cat([quantize(each)[0] for each in x.split(1)])
+    assert torch.equal(again, small), "a token depends on its neighbours"
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    x = torch.zeros(3, 2, 4)
+    x[1, 0, 2] = bad
+    found = dequantize(*quantize(x), torch.float32)
+    assert found[1, 0].isnan().all()
+    assert int(found.isnan().sum()) == 4
+    assert int(found.count_nonzero()) == 4
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])

@@ -7,8 +7,9 @@ import torch
 
 from config.schema import CacheConfig
 from engine.errors import ConfigError
-from engine.kernels import reference
+from engine.kernels import choose, reference
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec, bytes_per_token, plan_capacity
+from tests.cpu_kernels import build_kernels
 
 TOKEN_BYTES = 1000
 MIB = 2**20
@@ -21,7 +22,25 @@ def capacity(config: CacheConfig, *, free: int = 10**9, default: int = 10**8, us
 def test_bytes_of_a_token() -> None:
     layers = [LayerSpec(num_kv_heads=3, key_dim=64, value_dim=64)] * 30
     assert bytes_per_token(layers, torch.bfloat16) == 30 * 3 * 128 * 2  # SmolLM2: 22.5 KiB
+    assert bytes_per_token(layers, torch.int8) == 30 * 3 * (128 + 8)  # 12 KiB
     assert LayerSpec(2, key_dim=24, value_dim=16).bytes_per_token(torch.float32) == 2 * 40 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_what_is_counted_is_what_is_allocated(kernels: str, dtype: torch.dtype) -> None:
+    """In all types that the cache may have, scales included."""
+    if kernels == "cpu":
+        build_kernels()
+    back_end = choose(kernels, torch.device("cpu"), dtype, 32)
+    layers = [LayerSpec(num_kv_heads=3, key_dim=64, value_dim=32)] * 2
+    sizes = []
+    for cache_dtype in back_end.cache_dtypes(dtype):
+        storage = KVStorage.allocate(layers, KVCapacity(5, 32), cache_dtype, torch.device("cpu"), back_end.empty_cache)
+        allocated = sum(tensor.untyped_storage().nbytes() for tensor in (*storage.keys, *storage.values))
+        assert allocated == 5 * 32 * bytes_per_token(layers, cache_dtype)
+        sizes.append(allocated)
+    assert sizes[1] == sizes[0] * (96 + 8) / (96 * dtype.itemsize)  # int8
 
 
 def test_by_default_a_share_in_whole_blocks() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.kernels import choose
 from engine.model import device
-from engine.model.device import free_memory, resolve_device, resolve_dtype, use_threads
+from engine.model.device import free_memory, resolve_cache_dtype, resolve_device, resolve_dtype, use_threads
+from tests.cpu_kernels import build_kernels
 
 CPU = torch.device("cpu")
 
@@ -69,6 +71,34 @@ def test_dtype_by_name() -> None:
 def test_dtype_auto(monkeypatch: pytest.MonkeyPatch, computes: bool, expected: torch.dtype) -> None:
     monkeypatch.setattr(device, "computes_bfloat16", lambda _: computes)
     assert resolve_dtype("auto", CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("auto", torch.bfloat16, torch.bfloat16),
+        ("auto", torch.float16, torch.float16),
+        ("float32", torch.float32, torch.float32),
+        ("bfloat16", torch.float32, torch.bfloat16),
+        ("int8", torch.float32, torch.int8),
+        ("int8", torch.float16, torch.int8),
+    ],
+)
+def test_dtype_of_the_cache(name: str, dtype: torch.dtype, expected: torch.dtype) -> None:
+    assert resolve_cache_dtype(name, dtype, choose("reference", CPU, dtype, 32)) == expected
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_a_cache_that_is_wider_than_the_model_is_refused(kernels: str) -> None:
+    if kernels == "cpu":
+        build_kernels()
+    back_end = choose(kernels, CPU, torch.bfloat16, 32)
+    with pytest.raises(
+        ConfigError, match=f"the {kernels}.* kernels have no KV cache in float32 .* in bfloat16"
+    ) as error:
+        resolve_cache_dtype("float32", torch.bfloat16, back_end)
+    assert error.value.setting == "kv_cache_dtype"
+    assert error.value.hint == "use auto or bfloat16 or int8"
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])

@@ -64,12 +64,14 @@ def fuse_it(model: Any, **options: Any) -> None:
     fuse.fuse_model(model, CpuKernels(model.dtype, 16), specs_of(model), max_model_len=256, **options)
 
 
-def logits_of(model: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+def logits_of(model: Any, dtype: torch.dtype = torch.float32, cache_dtype: torch.dtype | None = None) -> Tensor:
     """Of three rows in one step, one of which continues a context of the first's blocks."""
+    kind = cache_dtype or dtype
     kernels = CpuKernels(dtype, 16)
     capacity = KVCapacity(num_blocks=8, block_size=16)
-    storage = KVStorage.allocate(specs_of(model), capacity, dtype, torch.device("cpu"), kernels.empty_cache)
-    for tensor in (*storage.keys, *storage.values):
+    storage = KVStorage.allocate(specs_of(model), capacity, kind, torch.device("cpu"), kernels.empty_cache)
+    whole = (torch.empty(0, dtype=dtype).set_(t.untyped_storage()) for t in (*storage.keys, *storage.values))
+    for tensor in whole:
         tensor.fill_(0.5)
     rows = tuple(
         PlanRow(i, list(range(3, 3 + length)), start, (2 * i, 2 * i + 1), SamplingParams())
@@ -95,6 +97,19 @@ def test_layers_like_llamas_are_one_call(model_type: str) -> None:
     assert found["FusedLinear"] == 1  # the output layer
     assert found["FusedNorm"] == 1  # the last norm
     torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_layers_that_are_one_call_over_narrower_caches(model_type: str, cache_dtype: torch.dtype) -> None:
+    """The same but for keys that, rounded otherwise before, become the neighbouring int8 or bfloat16."""
+    model = paged_model(model_type)
+    exact, before = logits_of(model), logits_of(model, cache_dtype=cache_dtype)
+    fuse_it(model)
+    assert kinds(model)["FusedLayers"] == 1
+    after = logits_of(model, cache_dtype=cache_dtype)
+    assert (after - before).norm() < 1e-3 * before.norm()
+    assert not torch.equal(before, exact)
 
 
 def test_layers_with_angles_of_their_own_are_not_joined() -> None:
