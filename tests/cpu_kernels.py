@@ -12,6 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "engine/kernels/cpu/csrc"
+_EMULATED = ROOT / "tests/unit/engine/kernels/cpu/avx512_emulated.h"
+AVX512_EMULATED = ["-mavx2", "-mfma", "-mf16c", "-include", str(_EMULATED)]
+"""Flags of the compiler for sources of `copy_without_avx512`."""
+
+
+def copy_without_avx512(sources: Path, target: Path) -> Path:
+    """The C files, those for AVX-512 without the line that asks the compiler for such instructions."""
+    shutil.copytree(sources, target)
+    for path in target.glob("*.c"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if not (line.startswith("#pragma GCC target") and "512" in line)))
+    return target
 
 
 @cache

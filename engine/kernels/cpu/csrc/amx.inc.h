@@ -66,16 +66,20 @@ INLINE void amx_tile(const bool has_b, const uint16_t *x, int64_t x_stride, cons
     if (has_b) _tile_stored(3, sums + 16 * 64 + 16, line);
 }
 
-static void NAME(multiply)(int64_t rows, int64_t strips, const uint16_t *x, int64_t x_stride, const uint16_t *weight,
-                           int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead ahead) {
+static void NAME(multiply)(int64_t rows, int64_t strips, const uint16_t *x, int64_t x_stride, const char *packed,
+                           int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
+                           struct ahead ahead) {
+    (void)is_int8; // expanded before
+    const uint16_t *weight = (const uint16_t *)packed;
+    const int64_t block_stride = block_bytes / (int64_t)sizeof *weight;
     const int64_t steps = (rows + TILE_ROWS - 1) / TILE_ROWS * ((strips + 1) / TILE_STRIPS) * ((num_k + 31) / 32);
     ahead.lines = ((ahead.end - ahead.next) / 64 + steps - 1) / steps;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         const int rows_a = (int)min_(16, rows - r), rows_b = (int)max_(0, min_(16, rows - r - 16));
         amx_configure(rows_a, rows_b);
         for (int64_t s = 0; s < strips; s += TILE_STRIPS) {
-            const uint16_t *pair = weight + s * TILE_BLOCK;
-            const int64_t second = s + 1 < strips ? TILE_BLOCK : 0; // a last single strip is computed twice
+            const uint16_t *pair = weight + s * STRIP_BLOCK;
+            const int64_t second = s + 1 < strips ? STRIP_BLOCK : 0; // a last single strip is computed twice
             float *sum = sums + r * GROUP + s * STRIP;
             if (rows_b)
                 amx_tile(true, x + r * x_stride, x_stride, pair, second, block_stride, num_k, is_first, sum, &ahead);

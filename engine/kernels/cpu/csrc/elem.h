@@ -2,17 +2,17 @@
 // float first.
 //
 // PK elements stand side by side wherever a dot product runs over them; `dot(c, a, b)` adds the PK products of each
-// lane to c. `tile` is the type that the matrix product is computed in: elem, but float where the processor has no
-// product of bfloat16s.
+// lane to c. Rows are multiplied as `row_elem`: elem, but float where the processor has no product of bfloat16s. A
+// `row_pack` is what one multiplication takes of a row and of a weight, ROW_PK elements side by side.
 
 #undef NAME
 #undef elem
 #undef PK
-#undef tile_elem
-#undef TILE_PK
-#undef TILE_IS_ELEM
-#undef TILE
-#undef tile_pack
+#undef row_elem
+#undef row_pack
+#undef ROW_PK
+#undef ROW_IS_ELEM
+#undef ROW
 
 #if ELEM_BF16
 #define NAME(function) PASTE(PASTE(function, bf16), CL_VARIANT)
@@ -25,17 +25,17 @@
 #endif
 
 #if ELEM_BF16 && defined(CL_BF16)
-#define tile_elem uint16_t
-#define TILE_PK 2
-#define TILE_IS_ELEM 1
-#define TILE(function) NAME(function)
-#define tile_pack vi
+#define row_elem uint16_t
+#define row_pack vi
+#define ROW_PK 2
+#define ROW_IS_ELEM 1
+#define ROW(function) NAME(function)
 #else
-#define tile_elem float
-#define TILE_PK 1
-#define TILE_IS_ELEM !ELEM_BF16
-#define TILE(function) PASTE(PASTE(function, f32), CL_VARIANT)
-#define tile_pack vf
+#define row_elem float
+#define row_pack vf
+#define ROW_PK 1
+#define ROW_IS_ELEM !ELEM_BF16
+#define ROW(function) PASTE(PASTE(function, f32), CL_VARIANT)
 #endif
 
 #if ELEM_BF16

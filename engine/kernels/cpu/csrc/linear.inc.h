@@ -1,22 +1,26 @@
 // Packed linear layers: struct cl_linear says what is computed and how weights lie.
 //
-// A thread has a range of rows and a range of strips (`split`), so that each weight is read from memory once where rows
+// A thread has a range of rows and a range of strips (`part_of`), so that each weight is read from memory once where rows
 // are few. For 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between chunks in
-// `sums`, on the stack. A chunk of weights stays in the second-level cache while all rows pass by, and the one that
-// comes next is fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
+// `sums`, on the stack. A chunk of weights stays in a cache while all rows pass by, and the one that comes next is
+// fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
 //
-// Weights that cannot be multiplied as they are (int8; bfloat16 without a product of them) are expanded chunk by chunk,
-// and so are the rows.
+// Without a product of bfloat16s both are multiplied as floats: weights become floats in the register that they are
+// loaded to, which costs less than to load what was expanded before; rows, which are broadcast, are expanded chunk by
+// chunk. With one, int8 weights are expanded chunk by chunk.
 
 #define GROUP 64                   // outputs in a group
 #define STRIP 16                   // outputs in a strip
 #define SUM_ROWS 96                // rows that share a chunk of weights; a multiple of TILE_ROWS
 #define STRIP_BLOCK (16 * 16 * PK) // elements of a strip's k block
-#define TILE_BLOCK (16 * 16 * TILE_PK)
 
-// k's in a chunk, multiples of every k block: 256 KiB of bfloat16 weights, or 16 to 32 KiB expanded, for the
-// first-level cache
-enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 128 };
+// k's in a chunk, multiples of every k block. A chunk of weights as they are has 256 KiB, for the second-level cache.
+// With 16 registers each weight serves few rows, and must come from the first-level cache: 24 KiB. What is expanded has
+// 16 KiB, or for rows 72 KiB.
+enum {
+    NAME(direct_chunk) = (CL_WIDTH == 512 ? 4096 : 384) / (int)sizeof(elem),
+    NAME(expanded_chunk) = ROW_IS_ELEM ? 128 : 192
+};
 
 #if defined(CL_AMX) && ELEM_BF16
 #define WHOLE_BLOCKS 1 // a tile takes a whole block of k's
@@ -24,124 +28,116 @@ enum { NAME(direct_chunk) = 4096 / (int)sizeof(elem), NAME(expanded_chunk) = 128
 #else
 #define WHOLE_BLOCKS 0
 #define TILE_ROWS 6
-#define TILE_STRIPS (CL_WIDTH == 512 ? 4 : 1)
+// Strips of a tile: as many as leave registers for its sums. Fewer sums than 8 would wait for each other.
+#define TILE_STRIPS(rows) (CL_WIDTH == 512 || (rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
+
+// ROW_PK of the PK k's of LANES outputs, from `part` on, as a row_pack. `at`: their place in the packed weight.
+INLINE row_pack NAME(weights)(const char *weight, int64_t at, const bool is_int8, const int part) {
+#if ELEM_BF16 && ROW_IS_ELEM
+    (void)is_int8, (void)part;
+    return NAME(pack_load)((const elem *)weight + at);
+#elif ROW_IS_ELEM
+    (void)part;
+    return is_int8 ? int8_load((const int8_t *)weight + at) : vf_load((const float *)weight + at);
+#else
+    if (is_int8) return part ? int8_odd((const int8_t *)weight + at) : int8_even((const int8_t *)weight + at);
+    const vi pairs = vi_load((const elem *)weight + at);
+    return part ? vf_odd(pairs) : vf_even(pairs);
+#endif
+}
 
 // sums[r][16 s ...] += x[r] . strip s, for `rows` <= TILE_ROWS and `strips` <= TILE_STRIPS, both constants.
-INLINE void NAME(tile)(const int rows, const int strips, const tile_elem *x, int64_t x_stride, const tile_elem *weight,
-                       int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead *ahead) {
+INLINE void NAME(tile)(const int rows, const int strips, const row_elem *x, int64_t x_stride, const char *weight,
+                       int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
+                       struct ahead *ahead) {
     enum { PER_STRIP = STRIP / LANES };
-    vf c[TILE_ROWS][TILE_STRIPS * PER_STRIP];
+    vf c[TILE_ROWS][4 * PER_STRIP];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < strips * PER_STRIP; v++)
             c[r][v] = is_first ? vf_set(0.0f) : vf_load(sums + r * GROUP + v * LANES);
-    for (int64_t k = 0; k < num_k; k += 16 * TILE_PK, weight += block_stride) {
-        const int64_t steps = min_(16, (num_k - k) / TILE_PK);
+    for (int64_t k = 0; k < num_k; k += 16 * PK, weight += block_bytes) {
+        const int64_t steps = min_(16, (num_k - k) / PK);
         for (int64_t i = 0; i < steps; i++) {
-            tile_pack w[TILE_STRIPS * PER_STRIP];
             fetch_ahead(ahead);
-#pragma GCC unroll 4
-            for (int v = 0; v < strips * PER_STRIP; v++)
-                w[v] =
-                    TILE(pack_load)(weight + v / PER_STRIP * TILE_BLOCK + (i * 16 + v % PER_STRIP * LANES) * TILE_PK);
+#pragma GCC unroll 2
+            for (int part = 0; part < PK; part += ROW_PK) {
+                row_pack w[4 * PER_STRIP];
+#pragma GCC unroll 8
+                for (int v = 0; v < strips * PER_STRIP; v++)
+                    w[v] = NAME(weights)(
+                        weight, v / PER_STRIP * STRIP_BLOCK + (i * 16 + v % PER_STRIP * LANES) * PK, is_int8, part);
 #pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) {
-                tile_pack a = TILE(pack_set)(x + r * x_stride + k + i * TILE_PK);
-#pragma GCC unroll 4
-                for (int v = 0; v < strips * PER_STRIP; v++) c[r][v] = TILE(dot)(c[r][v], w[v], a);
+                for (int r = 0; r < rows; r++) {
+                    row_pack a = ROW(pack_set)(x + r * x_stride + k + i * PK + part);
+#pragma GCC unroll 8
+                    for (int v = 0; v < strips * PER_STRIP; v++) c[r][v] = ROW(dot)(c[r][v], w[v], a);
+                }
             }
         }
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < strips * PER_STRIP; v++) vf_store(sums + r * GROUP + v * LANES, c[r][v]);
 }
 
-INLINE void NAME(tile_rows)(int64_t rows, const int strips, const tile_elem *x, int64_t x_stride,
-                            const tile_elem *weight, int64_t block_stride, int64_t num_k, bool is_first, float *sums,
-                            struct ahead *ahead) {
-#define ROWS(n)                                                                                                        \
-    case n:                                                                                                            \
-        NAME(tile)(n, strips, x, x_stride, weight, block_stride, num_k, is_first, sums, ahead);                        \
+INLINE void NAME(tile_strips)(const int rows, int64_t strips, const row_elem *x, int64_t x_stride, const char *weight,
+                              int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
+                              struct ahead *ahead) {
+    const int64_t strip_bytes = STRIP_BLOCK * (is_int8 ? 1 : (int64_t)sizeof(elem));
+    for (int64_t s = 0, n; s < strips; s += n, weight += n * strip_bytes, sums += n * STRIP) {
+        n = min_(TILE_STRIPS(rows), strips - s);
+#define STRIPS(n_strips)                                                                                               \
+    case n_strips:                                                                                                     \
+        if (n_strips <= TILE_STRIPS(rows))                                                                             \
+            NAME(tile)(rows, n_strips, x, x_stride, weight, block_bytes, is_int8, num_k, is_first, sums, ahead);       \
         break;
-    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
-#undef ROWS
+        switch (n) { STRIPS(1) STRIPS(2) STRIPS(3) STRIPS(4) }
+#undef STRIPS
+    }
 }
 
 // sums[r][16 s ...] += x[r] . strip s, for any number of rows and up to 4 strips
-static void NAME(multiply)(int64_t rows, int64_t strips, const tile_elem *x, int64_t x_stride, const tile_elem *weight,
-                           int64_t block_stride, int64_t num_k, bool is_first, float *sums, struct ahead ahead) {
-    const int64_t steps =
-        (rows + TILE_ROWS - 1) / TILE_ROWS * ((strips + TILE_STRIPS - 1) / TILE_STRIPS) * num_k / TILE_PK;
+INLINE void NAME(multiply)(int64_t rows, int64_t strips, const row_elem *x, int64_t x_stride, const char *weight,
+                           int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
+                           struct ahead ahead) {
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, most = (rows + tiles - 1) / tiles;
+    const int64_t steps = tiles * ((strips + TILE_STRIPS(most) - 1) / TILE_STRIPS(most)) * num_k / PK;
     ahead.lines = ((ahead.end - ahead.next) / 64 + steps - 1) / steps;
-    for (int64_t r = 0; r < rows; r += TILE_ROWS) {
+    for (int64_t i = 0; i < tiles; i++) {
         if (ahead.next >= ahead.end) ahead.lines = 0;
-        const int64_t n = min_(TILE_ROWS, rows - r);
-        const tile_elem *row = x + r * x_stride;
-        float *sum = sums + r * GROUP;
-#if CL_WIDTH == 512
-#define STRIPS(n_strips)                                                                                               \
-    case n_strips:                                                                                                     \
-        NAME(tile_rows)(n, n_strips, row, x_stride, weight, block_stride, num_k, is_first, sum, &ahead);               \
+        int64_t first, last;
+        cl_share(rows, (int)i, (int)tiles, &first, &last);
+        const row_elem *from = x + first * x_stride;
+        float *to = sums + first * GROUP;
+#define ROWS(n)                                                                                                        \
+    case n:                                                                                                            \
+        NAME(tile_strips)(n, strips, from, x_stride, weight, block_bytes, is_int8, num_k, is_first, to, &ahead);       \
         break;
-        switch (strips) { STRIPS(1) STRIPS(2) STRIPS(3) STRIPS(4) }
-#undef STRIPS
-#else
-        for (int64_t s = 0; s < strips; s++)
-            NAME(tile_rows)(n, 1, row, x_stride, weight + s * TILE_BLOCK, block_stride, num_k, is_first,
-                            sum + s * STRIP, &ahead);
-#endif
+        switch (last - first) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+#undef ROWS
     }
 }
 #endif
 
-// A chunk of packed weights as tile_elem, a tile block for each strip and TILE_PK * 16 k's.
-static void NAME(expand_weight)(const struct cl_linear *op, const char *weight, int64_t block_stride, int64_t strips,
-                                int64_t num_k, tile_elem *out) {
-#if TILE_IS_ELEM && ELEM_BF16
-    (void)op;
+#if ELEM_BF16 && ROW_IS_ELEM
+// A chunk of int8 weights as bfloat16s, in the same order.
+static void NAME(expand_weight)(const char *weight, int64_t block_bytes, int64_t strips, int64_t num_k, elem *out) {
     const struct int8_table table = int8_table();
-    for (int64_t k = 0; k < num_k; k += 16 * PK, weight += block_stride, out += strips * TILE_BLOCK)
-        for (int64_t i = 0; i < strips * TILE_BLOCK; i += 64) int8_expand(&table, (const int8_t *)weight + i, out + i);
-#else
-    for (int64_t k = 0; k < num_k; k += 16 * PK, weight += block_stride)
-        for (int64_t s = 0; s < strips; s++)
-            for (int64_t i = 0; i < 16; i++) {
-                const int64_t at = s * STRIP_BLOCK + i * 16 * PK;
-#if TILE_IS_ELEM // int8, in the order that is wanted
-                for (int64_t j = 0; j < 16 * PK; j += LANES)
-                    NAME(store)(out + (k / (16 * PK) * strips + s) * TILE_BLOCK + i * 16 * PK + j,
-                                int8_load((const int8_t *)weight + at + j));
-#else            // pairs of k's come apart, into two tile blocks for each k block
-                tile_elem *even = out + ((k + 2 * i) / 16 * strips + s) * TILE_BLOCK + 2 * i % 16 * 16;
-                for (int64_t j = 0; j < 16; j += LANES) {
-                    vi pairs;
-                    if (op->scale) {
-                        uint16_t wide[2 * LANES];
-                        for (int64_t half = 0; half < 2 * LANES; half += LANES)
-                            bf16_store(wide + half, int8_load((const int8_t *)weight + at + 2 * j + half));
-                        pairs = vi_load(wide);
-                    } else {
-                        pairs = vi_load((const uint16_t *)weight + at + 2 * j);
-                    }
-                    vf_store(even + j, vf_even(pairs));
-                    vf_store(even + 16 + j, vf_odd(pairs));
-                }
-#endif
-            }
-    (void)op;
-#endif
+    for (int64_t k = 0; k < num_k; k += 16 * PK, weight += block_bytes, out += strips * STRIP_BLOCK)
+        for (int64_t i = 0; i < strips * STRIP_BLOCK; i += 64) int8_expand(&table, (const int8_t *)weight + i, out + i);
 }
+#endif
 
-// A chunk of rows as tile_elem, [rows][expanded_chunk], with zeros up to a whole tile block.
-static void NAME(expand_rows)(const elem *x, int64_t x_stride, int64_t rows, int64_t num_k, tile_elem *out) {
-    const int64_t padded = (num_k + 16 * TILE_PK - 1) / (16 * TILE_PK) * (16 * TILE_PK);
+// A chunk of rows as row_elem, [rows][expanded_chunk], with zeros up to a whole k block.
+static void NAME(expand_rows)(const elem *x, int64_t x_stride, int64_t rows, int64_t num_k, row_elem *out) {
+    const int64_t padded = (num_k + 16 * PK - 1) / (16 * PK) * (16 * PK);
     for (int64_t r = 0; r < rows; r++, x += x_stride, out += NAME(expanded_chunk)) {
         for (int64_t k = 0; k < num_k; k += LANES) {
             const int64_t n = min_(LANES, num_k - k);
-            TILE(store_n)(out + k, NAME(load_n)(x + k, n), n);
+            ROW(store_n)(out + k, NAME(load_n)(x + k, n), n);
         }
         memset(out + num_k, 0, (size_t)(padded - num_k) * sizeof *out);
     }
@@ -212,23 +208,22 @@ static struct NAME(part) NAME(part_of)(const struct cl_linear *op, int thread, i
 // Strips `strip` ... of one group; `after` comes next.
 static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip,
                                int64_t strips, struct ahead after) {
-    const bool expand_weight = op->scale || !TILE_IS_ELEM;
-    const bool expand_rows = !TILE_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * TILE_PK));
+    const bool expand_weight = ELEM_BF16 && ROW_IS_ELEM && op->scale;
+    const bool expand_rows = !ROW_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * PK));
     const int64_t chunk = expand_weight || expand_rows ? NAME(expanded_chunk) : NAME(direct_chunk);
     const int64_t group_strips = min_(4, part->total_strips - strip / 4 * 4);
     const int64_t block_bytes = group_strips * STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem));
     int64_t group_bytes;
     const char *weight = NAME(weight_of)(op, strip, part->total_strips, &group_bytes);
     float sums[SUM_ROWS * GROUP] __attribute__((aligned(64)));
-    tile_elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
-    tile_elem wide_rows[SUM_ROWS * NAME(expanded_chunk)] __attribute__((aligned(64)));
+    row_elem wide_rows[SUM_ROWS * NAME(expanded_chunk)] __attribute__((aligned(64)));
     for (int64_t row = part->first_row; row < part->last_row; row += SUM_ROWS) {
         const int64_t rows = min_(SUM_ROWS, part->last_row - row);
         for (int64_t k = 0; k < op->in_features; k += chunk) {
             const int64_t num_k = min_(chunk, op->in_features - k);
             const char *source = weight + k / (16 * PK) * block_bytes,
                        *behind = source + num_k / (16 * PK) * block_bytes;
-            const elem *x = (const elem *)op->x + row * op->x_stride + k;
+            const row_elem *x = (const row_elem *)((const elem *)op->x + row * op->x_stride + k);
             struct ahead ahead = {NULL, NULL, 0};
             if (k + chunk < op->in_features) {
                 const int64_t next_k = min_(chunk, op->in_features - k - chunk);
@@ -236,14 +231,26 @@ static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(par
             } else if (row + SUM_ROWS >= part->last_row) {
                 ahead = after;
             }
-            // Nothing is fetched while weights are expanded: so by then one chunk more is there.
-            if (expand_weight && ahead.next) ahead.next += behind - source, ahead.end += behind - source;
-            if (expand_weight) NAME(expand_weight)(op, source, block_bytes, strips, num_k, wide_weight);
-            if (expand_rows) NAME(expand_rows)(x, op->x_stride, rows, num_k, wide_rows);
-            NAME(multiply)(rows, strips, expand_rows ? wide_rows : (const tile_elem *)x,
-                           expand_rows ? NAME(expanded_chunk) : op->x_stride,
-                           expand_weight ? wide_weight : (const tile_elem *)source,
-                           (expand_weight ? strips : group_strips) * TILE_BLOCK, num_k, k == 0, sums, ahead);
+            if (expand_rows) NAME(expand_rows)((const elem *)x, op->x_stride, rows, num_k, wide_rows);
+            if (expand_rows) x = wide_rows;
+            const int64_t x_stride = expand_rows ? NAME(expanded_chunk) : op->x_stride;
+#if ELEM_BF16 && ROW_IS_ELEM
+            elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
+            if (expand_weight) {
+                // Nothing is fetched while weights are expanded: so by then one chunk more is there.
+                if (ahead.next) ahead.next += behind - source, ahead.end += behind - source;
+                NAME(expand_weight)(source, block_bytes, strips, num_k, wide_weight);
+                NAME(multiply)(rows, strips, x, x_stride, (const char *)wide_weight,
+                               strips * STRIP_BLOCK * (int64_t)sizeof(elem), false, num_k, k == 0, sums, ahead);
+                continue;
+            }
+#else
+            if (op->scale) {
+                NAME(multiply)(rows, strips, x, x_stride, source, block_bytes, true, num_k, k == 0, sums, ahead);
+                continue;
+            }
+#endif
+            NAME(multiply)(rows, strips, x, x_stride, source, block_bytes, false, num_k, k == 0, sums, ahead);
         }
         NAME(finish)(op, row, rows, strip, strips, sums);
     }
@@ -296,7 +303,6 @@ static void NAME(gather)(const void *args, int thread, int num_threads) {
 #undef STRIP
 #undef SUM_ROWS
 #undef STRIP_BLOCK
-#undef TILE_BLOCK
 #undef TILE_ROWS
 #undef WHOLE_BLOCKS
 #undef TILE_STRIPS

@@ -101,6 +101,13 @@ INLINE vf int8_load(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
+// The even and the odd ones of 2 * LANES int8s, as floats.
+INLINE vi int8_pairs(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf int8_even(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(int8_pairs(p), 16), 16));
+}
+INLINE vf int8_odd(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(int8_pairs(p), 16)); }
+
 #ifdef CL_BF16
 // int8 to bfloat16 by table: the low and the high bytes of 0 ... 127, as bfloat16s, in two registers each.
 struct int8_table {
@@ -208,6 +215,11 @@ INLINE void bf16_store_n(uint16_t *p, vf x, int64_t n) {
 INLINE vf int8_load(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+INLINE vi int8_pairs(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vf int8_even(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(int8_pairs(p), 16), 16));
+}
+INLINE vf int8_odd(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(int8_pairs(p), 16)); }
 
 #endif
 

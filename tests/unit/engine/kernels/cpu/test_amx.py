@@ -1,6 +1,7 @@
 """The AMX variant of the linear layers on hosts without AMX: the same C code, its tile instructions in software."""
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,10 @@ from torch import Tensor
 from engine.kernels.cpu import library
 from engine.kernels.cpu.library import variants
 from engine.kernels.cpu.linear import PackedLinear, pack_gated, pack_linear
+from tests.cpu_kernels import AVX512_EMULATED, SOURCES, copy_without_avx512
 
 HERE = Path(__file__).parent
 Kernel = Callable[[int, int, int], None]
-SOURCES = Path(library.__file__).parent / "csrc"
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,14 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """The linear kernel for bfloat16."""
     if "avx512bf16" not in variants():
         pytest.skip("this processor has no avx512bf16, which the AMX variant needs beside AMX")
-    path = tmp_path_factory.mktemp("amx") / "amx.so"
-    flags = ["-std=gnu11", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-include", str(HERE / "amx_emulated.h")]
-    subprocess.run(["cc", *flags, str(SOURCES / "amx.c"), "-o", str(path), "-lm"], check=True)
+    folder = tmp_path_factory.mktemp("amx")
+    path, sources = folder / "amx.so", SOURCES
+    flags = ["-std=gnu11", "-O1", "-ffp-contract=off", "-fPIC", "-shared"]
+    if os.environ.get("EMULATE_AVX512"):  # set by test_emulated.py
+        sources = copy_without_avx512(SOURCES, folder / "csrc")
+        flags += [*AVX512_EMULATED, "-Wno-psabi"]
+    flags += ["-include", str(HERE / "amx_emulated.h")]
+    subprocess.run(["cc", *flags, str(sources / "amx.c"), "-o", str(path), "-lm"], check=True)
     table = library._Kernels.in_dll(ctypes.CDLL(str(path)), "cl_kernels_amx")
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     return prototype(table.linear[1])
