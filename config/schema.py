@@ -42,7 +42,8 @@ class ModelConfig:
     """Branch, tag or commit of a Hugging Face model."""
 
     dtype: DType = "auto"
-    """Type of weights and activations. `auto`: bfloat16 where the device computes in it, else float32."""
+    """Type of weights and activations. `auto`: bfloat16 where the device or the C kernels compute in it,
+    else float32."""
 
     device: str = field(
         default="auto",

@@ -23,7 +23,9 @@ def copy_without_avx512(sources: Path, target: Path) -> Path:
     shutil.copytree(sources, target)
     for path in target.glob("*.c"):
         lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if not (line.startswith("#pragma GCC target") and "512" in line)))
+        path.write_text(
+            "".join(line for line in lines if not (line.startswith("#pragma GCC target") and "512" in line))
+        )
     return target
 
 

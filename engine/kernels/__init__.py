@@ -148,6 +148,19 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, block_size: int)
     return cast(Kernels, reference)
 
 
+def has_cpu_kernels(name: str, device: torch.device) -> bool:
+    """Whether `choose` will find the C kernels."""
+    from engine.kernels import reference
+    from engine.kernels.cpu.library import KernelsMissing, variants
+
+    if name == reference.NAME or device.type != "cpu":
+        return False
+    try:
+        return bool(variants())
+    except KernelsMissing:
+        return False
+
+
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """A host array on `device`, without waiting for what the device still computes.
 

@@ -46,10 +46,13 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type that `auto`, `float32`, `bfloat16` or `float16` means on `device`."""
+def resolve_dtype(name: str, device: torch.device, *, fuses: bool = False) -> torch.dtype:
+    """The type that `auto`, `float32`, `bfloat16` or `float16` means on `device`.
+
+    `fuses`: linear layers are computed by kernels that take bfloat16 as fast as it is read, on any processor.
+    """
     if name == "auto":
-        return torch.bfloat16 if computes_bfloat16(device) else torch.float32
+        return torch.bfloat16 if fuses or computes_bfloat16(device) else torch.float32
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype

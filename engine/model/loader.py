@@ -68,7 +68,8 @@ def load_model(
     device = resolve_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread: its streams and events are that device's
-    dtype = resolve_dtype(config.dtype, device)
+    fuses = config.fuse and kernels.has_cpu_kernels(config.kernels, device)
+    dtype = resolve_dtype(config.dtype, device, fuses=fuses)
     model_config = _read_config(path)
     check_config(model_config)
     text_config = model_config.get_text_config(decoder=True)

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from engine.kernels.cpu.library import Call, Linear, library, variants
+from engine.kernels.cpu.library import Call, library, variants
 from engine.kernels.cpu.linear import PackedLinear, pack_gated, pack_linear
 
 HIDDEN, INNER, KEY_VALUE, NUM_LAYERS, VOCABULARY = 576, 1536, 192, 30, 49152

@@ -71,6 +71,8 @@ def test_dtype_by_name() -> None:
 def test_dtype_auto(monkeypatch: pytest.MonkeyPatch, computes: bool, expected: torch.dtype) -> None:
     monkeypatch.setattr(device, "computes_bfloat16", lambda _: computes)
     assert resolve_dtype("auto", CPU) == expected
+    assert resolve_dtype("auto", CPU, fuses=True) == torch.bfloat16
+    assert resolve_dtype("float32", CPU, fuses=True) == torch.float32
 
 
 @pytest.mark.parametrize(
