@@ -13,6 +13,9 @@ Json = dict[str, Any]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
+BODIES: dict[str, Json] = {COMPLETIONS: {"prompt": "Hi"}, CHAT: {"messages": [{"role": "user", "content": "Hi"}]}}
+"""The least that each route needs. A strict server may refuse a field of the other route's."""
+
 
 @dataclass
 class Choice:
@@ -85,6 +88,8 @@ class Api:
     """One server and one model."""
 
     def __init__(self, base_url: str, model: str | None, api_key: str | None) -> None:
+        self.base_url = base_url
+        self.key = api_key
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.http = httpx.Client(base_url=base_url, headers=headers, timeout=120.0)
         self.model = model or self.http.get("/v1/models").json()["data"][0]["id"]
@@ -130,7 +135,11 @@ class Api:
 def error_of(response: httpx.Response) -> Json:
     """The error of a refusal, which has the one shape that errors have."""
     assert 400 <= response.status_code < 500, f"{response.status_code}: {response.text[:300]}"
-    body = response.json()
+    return error_in(response.json())
+
+
+def error_in(body: Json) -> Json:
+    """The error of an envelope, wherever that was sent."""
     assert set(body) == {"error"}, body
     assert {"message", "type", "param", "code"} <= set(body["error"]), body
     error: Json = body["error"]

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.api import Api
-from tests.e2e.process import running
+from tests.conformance.api import CHAT, COMPLETIONS, Api
+from tests.e2e.process import Daemon, running
+
+OUR_KEY = "sk-of-the-conformance-cases"
+FAULTY_TOKENS = {COMPLETIONS: 31337, CHAT: 31338}
+"""Of our own server: three steps of prompts that begin with one of these succeed, and none after. One case each."""
+FAULTS = (f"launch:raise@4x0?{token}" for token in FAULTY_TOKENS.values())
+OUR_ARGUMENTS = ("--api-key", OUR_KEY, *(word for fault in FAULTS for word in ("--faults", fault)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,13 +33,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+def our_own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon | None]:
+    """Our own server, with a key and a fault; None: it is another one."""
+    if request.config.getoption("--base-url", default=None) is not None:
+        yield None
+        return
+    with running(tmp_path_factory.mktemp("conformance") / "log", *OUR_ARGUMENTS) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def api(request: pytest.FixtureRequest, our_own: Daemon | None) -> Iterator[Api]:
     """The server."""
     option = request.config.getoption
-    base_url = option("--base-url", default=None)
-    if base_url is not None:
-        with Api(base_url.rstrip("/"), option("--model", default=None), option("--api-key", default=None)) as api:
+    if our_own is not None:
+        with Api(our_own.url, None, OUR_KEY) as api:
             yield api
         return
-    with running(tmp_path_factory.mktemp("conformance") / "log") as daemon, Api(daemon.url, None, None) as api:
+    model, key = option("--model", default=None), option("--api-key", default=None)
+    with Api(option("--base-url").rstrip("/"), model, key) as api:
         yield api
+
+
+@pytest.fixture
+def faulty_tokens(our_own: Daemon | None) -> dict[str, int]:
+    """A server of others' cannot be made to fail."""
+    if our_own is None:
+        pytest.skip("only our own server can be made to fail")
+    return FAULTY_TOKENS
+
+
+@pytest.fixture
+def key(api: Api) -> str:
+    """A key without which the server answers nothing."""
+    if api.key is None:
+        pytest.skip("no --api-key: the server may have none")
+    return api.key
+
+
+@pytest.fixture
+def log(our_own: Daemon | None) -> Daemon:
+    """Of a server of others' nothing is known but what it answers."""
+    if our_own is None:
+        pytest.skip("only our own server's log can be read")
+    return our_own

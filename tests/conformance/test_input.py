@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.api import CHAT, COMPLETIONS, Api, error_of
+from tests.conformance.api import BODIES, CHAT, COMPLETIONS, Api, Json, error_of
 
 both_routes = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-BASE = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def body_of(api: Api, path: str, **fields: Any) -> Json:
+    """The least body of this route, and these fields."""
+    return {"model": api.model, "max_tokens": 2} | BODIES[path] | fields
+
 
 BROKEN = {
     "nothing": b"",
@@ -77,7 +82,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
 def test_08_values_out_of_range_are_400_by_name(api: Api, path: str, name: str, value: Any) -> None:
     response = api.http.post(
         path,
-        content=json.dumps({"model": api.model} | BASE | {name: value}),
+        content=json.dumps(body_of(api, path, **{name: value})),
         headers={"content-type": "application/json"},
     )
     assert response.status_code == 400, response.text
@@ -88,7 +93,7 @@ def test_08_values_out_of_range_are_400_by_name(api: Api, path: str, name: str, 
 @both_routes
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_08_numbers_that_are_not_finite_are_400(api: Api, path: str, number: str) -> None:
-    content = json.dumps({"model": api.model} | BASE | {"temperature": "X"}).replace('"X"', number)
+    content = json.dumps(body_of(api, path, temperature="X")).replace('"X"', number)
     response = api.http.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error = error_of(response)
@@ -115,13 +120,8 @@ def test_08_messages_that_are_none(api: Api, messages: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
 @both_routes
 def test_09_lone_surrogates_are_400(api: Api, path: str, stream: bool) -> None:
-    body = {
-        "model": api.model,
-        "stream": stream,
-        "prompt": "\ud83d",
-        "messages": [{"role": "user", "content": "\ud83d"}],
-    }
-    content = json.dumps(body)  # escaped, as some clients send half an emoji
+    content = json.dumps(body_of(api, path, stream=stream))
+    content = content.replace('"Hi"', r'"\ud83d"')  # escaped, as some clients send half an emoji
     response = api.http.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error_of(response)
@@ -129,7 +129,7 @@ def test_09_lone_surrogates_are_400(api: Api, path: str, stream: bool) -> None:
 
 @both_routes
 def test_09_invalid_utf8_is_400(api: Api, path: str) -> None:
-    content = b'{"prompt": "\xc3\x28", "messages": [{"role": "user", "content": "\xc3\x28"}]}'
+    content = json.dumps(body_of(api, path)).encode().replace(b"Hi", b"\xc3\x28")
     response = api.http.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error_of(response)

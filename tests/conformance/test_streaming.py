@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conformance.api import CHAT, COMPLETIONS, Api, error_of
+from tests.conformance.api import BODIES, CHAT, COMPLETIONS, Api, Json, error_in, error_of
 
 PROMPTS = {
     "text": "The three largest cities of France are",
@@ -103,17 +103,46 @@ def test_04_usage_comes_in_one_chunk_behind_all_others_and_only_if_asked_for(api
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_04_stream_options_need_stream(api: Api, path: str) -> None:
-    body = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream_options": {"include_usage": True}}
-    error = error_of(api.post(path, body))
+    error = error_of(api.post(path, BODIES[path] | {"stream_options": {"include_usage": True}}))
     assert "stream_options" in (error["param"] or "") + error["message"]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_05_what_is_wrong_before_the_first_byte_is_a_status(api: Api, path: str) -> None:
-    body = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "temperature": -1}
-    response = api.post(path, body)
+    response = api.post(path, BODIES[path] | {"stream": True, "temperature": -1})
     assert response.status_code == 400
     assert response.headers["content-type"].startswith("application/json")
+
+
+def prompt_that_fails(api: Api, path: str, token: int) -> Json:
+    """A body whose prompt begins with this token."""
+    if path == COMPLETIONS:
+        return {"prompt": [token, token]}
+    text = api.post("/detokenize", {"tokens": [token]}).json()["prompt"]
+    chat = {"messages": [{"role": "user", "content": text}]}
+    ids = api.post("/tokenize", chat).json()["tokens"]
+    return chat | {"truncate_prompt_tokens": len(ids) - ids.index(token)}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_05_a_fault_after_the_first_byte_is_one_event_and_before_it_a_status(
+    api: Api, faulty_tokens: dict[str, int], path: str
+) -> None:
+    body = prompt_that_fails(api, path, faulty_tokens[path])
+    body |= {"model": api.model, "stream": True, "max_tokens": 50, "ignore_eos": True}
+    with api.http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, response.read()
+        *chunks, error, done = [line for line in response.iter_lines() if line and not line.startswith(":")]
+    assert done == "data: [DONE]"
+    assert error_in(json.loads(error.removeprefix("data: ")))["type"] == "server_error"
+    choices = [choice for chunk in chunks for choice in json.loads(chunk.removeprefix("data: "))["choices"]]
+    assert choices
+    assert {choice["finish_reason"] for choice in choices} == {None}
+    for stream in (True, False):  # it fails at once now
+        response = api.post(path, body | {"stream": stream})
+        assert response.status_code == 500
+        assert error_in(response.json())["type"] == "server_error"
+    assert api.complete("Hi", max_tokens=2).finish_reason == "length"
 
 
 def test_06_framing(api: Api) -> None:
