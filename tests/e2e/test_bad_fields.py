@@ -1,59 +1,51 @@
-"""One bad field at a time, for every field of every route with a body: 4xx with its name, and nobody else notices.
+"""One bad value at a time, in every place of every body: 4xx with the place's name, and nobody else notices.
 
-Fields and their types come from the models, so a new field is looked at without a line here.
+Places and what may stand there come from the OpenAPI document (`tests.e2e.places`), so a new field is looked at without
+a line here. The fields of the bodies themselves are quick; what is in them is slow.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from pydantic import BaseModel
+from _pytest.mark.structures import ParameterSet
 
-from server.protocol.chat import ChatCompletionRequest
-from server.protocol.completions import CompletionRequest
-from server.protocol.responses import ResponsesRequest
-from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from tests.e2e.process import Daemon
+from tests.chaos.model import save_served_model
+from tests.e2e.places import KEYS, KINDS, MODEL, SCHEMAS, Json, Place, Walk, nested_schema
+from tests.e2e.process import Daemon, running
+from tests.factories_engine import FakeEngine
+from tests.factories_http import make_app
 
-ROUTES: list[tuple[str, type[BaseModel], dict[str, Any]]] = [
-    ("/v1/completions", CompletionRequest, {"prompt": "Hi", "max_tokens": 1}),
-    ("/v1/chat/completions", ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
-    ("/v1/responses", ResponsesRequest, {"input": "Hi", "max_output_tokens": 16}),
-    ("/tokenize", TokenizeRequest, {"prompt": "Hi"}),
-    ("/detokenize", DetokenizeRequest, {"tokens": [1, 2]}),
-]
-FIELDS = [
-    pytest.param(path, name, schema, body, id=f"{path}-{name}")
-    for path, model, body in ROUTES
-    for name, schema in model.model_json_schema()["properties"].items()
-]
-VALUES: Mapping[str, list[Any]] = {
-    "string": ["", "x", "7", "y" * 5000],
-    "integer": [7, -1, 10**30],
-    "number": [0.5, -1e300],
-    "boolean": [True],
-    "array": [[], [None], [[[[]]]], [{"a": 1}], list(range(3000))],
-    "object": [{}, {"a": {"b": [1]}}, {str(i): i for i in range(500)}],
-}
+DOCUMENT = make_app(FakeEngine()).openapi()
+WALK = Walk(DOCUMENT)
+PLACES = list(WALK.places())
+
+TEMPLATE = """{% if tools %}<|im_start|>system
+Call them as <tool_call>: {{ tools | tojson }}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.reasoning_content or "" }}{{ message.content or "" }}{% for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Takes all roles, and shows all that messages have."""
 
 
-def kinds(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema lets through."""
-    if "$ref" in schema:
-        return kinds(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
-    if "anyOf" in schema:
-        return set().union(*(kinds(each, definitions) for each in schema["anyOf"]))
-    if "type" not in schema:
-        return {"string"} if "enum" in schema or "const" in schema else set(VALUES)
-    return {schema["type"], "integer"} if schema["type"] == "number" else {schema["type"]}
+def each_place(places: list[Place], *, slow: bool = False) -> pytest.MarkDecorator:
+    """Parametrized with these; the nested ones are slow, or all are."""
+
+    def of(place: Place) -> ParameterSet:
+        marks = [pytest.mark.slow] if slow or place.is_nested else []
+        return pytest.param(place, id=f"{place.route}-{place.name}{place.kind}", marks=marks)
+
+    return pytest.mark.parametrize("place", list(map(of, places)))
 
 
-def out_of_range(schema: Any) -> Iterator[Any]:
+def out_of_range(schema: Json) -> Iterator[Any]:
     """Values of the right type just outside the documented range."""
     if "minimum" in schema:
         yield schema["minimum"] - 1
@@ -63,6 +55,31 @@ def out_of_range(schema: Any) -> Iterator[Any]:
         yield schema["exclusiveMinimum"]
     if "maxLength" in schema:
         yield "z" * (schema["maxLength"] + 1)
+
+
+def wrong_for(place: Place) -> Iterator[Any]:
+    """Values that the document does not let through."""
+    allowed = WALK.kinds(place.schema)
+    for kind, values in KINDS.items():
+        if kind not in allowed:
+            yield from values
+    shapes = [shape for _, shape in WALK.variants(place.schema)]
+    for shape in (place.schema, *shapes):
+        yield from out_of_range(shape)
+    texts = [shape for shape in shapes if shape.get("type") == "string"]
+    if texts and all("enum" in shape or "const" in shape for shape in texts):
+        yield from ("", "none of these")
+
+
+def others_for(place: Place) -> Iterator[Any]:
+    """All else that is sent: right, or what only this model or this grammar cannot take."""
+    allowed = WALK.kinds(place.schema)
+    for kind, values in KINDS.items():
+        if kind in allowed:
+            yield from values
+    yield from ("\ud83d", float("nan"))
+    if any(shape.get("additionalProperties") is True for _, shape in WALK.variants(place.schema)):
+        yield from (*SCHEMAS, *map(nested_schema, (30, 90)))
 
 
 class Neighbour:
@@ -86,46 +103,87 @@ class Neighbour:
         body = {"prompt": "Mountains are", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
         while not self._stop.is_set() or not self.texts:
             with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60.0) as response:
-                self.texts.append("".join(line for line in response.iter_lines() if '"text"' in line))
+                self.texts.append(text_of(response.read()))
 
 
-def parts_that_stay(line: str) -> str:
-    """A stream's text, without ids and times."""
-    return "".join(piece.split('"', 1)[0] for piece in line.split('"text":"')[1:])
+def text_of(stream: bytes) -> str:
+    """A stream's text. How it was cut depends on how fast it was read."""
+    *events, done = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event.startswith(b"data: ")]
+    assert done == b"[DONE]"
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One of its own, with a tiny model: there are thousands of requests, some with long prompts."""
+    directory = tmp_path_factory.mktemp("places")
+    model = str(save_served_model(directory / "model", chat_template=TEMPLATE))
+    arguments = ("--model", model, "--served-model-name", MODEL, "--num-threads", "1")
+    with running(directory / "log", *arguments) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="module")
 def neighbour(daemon: Daemon) -> Iterator[Neighbour]:
     with Neighbour(daemon.url) as running:
         yield running
-    texts = {parts_that_stay(text) for text in running.texts}
-    assert len(texts) == 1, "a bad request changed another one's text"
-    assert len(texts.pop()) > 50
+    assert len(set(running.texts)) == 1, "a bad request changed another one's text"
+    assert len(running.texts[0]) > 50
 
 
-@pytest.mark.parametrize(("path", "name", "schema", "body"), FIELDS)
-@pytest.mark.usefixtures("neighbour")
-def test_a_bad_field_is_refused_by_name(
-    daemon: Daemon, path: str, name: str, schema: dict[str, Any], body: dict[str, Any]
-) -> None:
-    model = next(model for route, model, _ in ROUTES if route == path)
-    allowed = kinds(schema, model.model_json_schema().get("$defs", {}))
-    wrong = [value for kind, values in VALUES.items() if kind not in allowed for value in values]
-    wrong += [value for each in [schema, *schema.get("anyOf", [])] for value in out_of_range(each)]
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=daemon.url, timeout=60.0) as client:
+        yield client
 
-        def send(value: Any) -> httpx.Response:
-            content = json.dumps(body | {name: value})  # httpx itself refuses what the server must
-            return client.post(path, content=content, headers={"content-type": "application/json"})
 
-        for value in wrong:
-            response = send(value)
-            assert 400 <= response.status_code < 500, (value, response.text[:300])
-            error = response.json()["error"]
-            assert (error["param"] or "").startswith(name) or name in error["message"], (value, error)
-        for value in [*(value for values in VALUES.values() for value in values), "\ud83d", float("nan")]:
-            response = send(value)
-            ran_out = name == "timeout_ms" and response.status_code == 504
-            assert response.status_code < 500 or ran_out, (value, response.text[:300])
-        if "null" in allowed and name not in body:
-            assert send(None).status_code == 200
+def send(client: httpx.Client, place: Place, body: Json) -> httpx.Response:
+    content = json.dumps(body)  # httpx itself refuses what the server must
+    return client.post(place.route, content=content, headers={"content-type": "application/json"})
+
+
+def names(error: Json, place: Place) -> bool:
+    """Whether it says the place: itself, a member of it, or what it is in and then which part of that."""
+    param, message = (error["param"] or "").replace("logit_bias[1]", "logit_bias.1"), error["message"]
+    if param.startswith(place.name):
+        return True
+    last = next(part for part in reversed(place.path) if isinstance(part, str))
+    return (place.name.startswith(param) and last in message) or place.name in message
+
+
+def test_the_document_that_is_walked_is_the_one_that_is_served(client: httpx.Client) -> None:
+    assert client.get("/openapi.json").json() == json.loads(json.dumps(DOCUMENT))
+
+
+@each_place([place for place in PLACES if place.name != "previous_response_id"], slow=True)  # none is kept
+def test_the_body_of_each_place_is_accepted(client: httpx.Client, place: Place) -> None:
+    """Else what is wrong at the place would be refused for something else, and show nothing."""
+    response = send(client, place, place.body)
+    assert response.status_code == 200, response.text[:300]
+
+
+@each_place(PLACES)
+@pytest.mark.usefixtures("neighbour")
+def test_a_bad_value_is_refused_by_name(client: httpx.Client, place: Place) -> None:
+    for value in wrong_for(place):
+        response = send(client, place, place.with_value(value))
+        assert 400 <= response.status_code < 500, (value, response.text[:300])
+        assert names(response.json()["error"], place), (value, response.text[:300])
+    for value in others_for(place):
+        response = send(client, place, place.with_value(value))
+        ran_out = place.name == "timeout_ms" and response.status_code == 504
+        assert response.status_code < 500 or ran_out, (value, response.text[:300])
+        assert '"type":"server_error"' not in response.text.replace(" ", ""), (value, response.text[-300:])
+    if "null" in WALK.kinds(place.schema):
+        response = send(client, place, place.with_value(None))
+        assert response.status_code == 200 or names(response.json()["error"], place), response.text[:300]
+
+
+@each_place([place for place in PLACES if place.is_of_map], slow=True)
+@pytest.mark.usefixtures("neighbour")
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: ascii(key)[1:9])
+def test_a_bad_key_of_a_map(client: httpx.Client, place: Place, key: str) -> None:
+    response = send(client, place, place.with_key(key))
+    assert response.status_code < 500, response.text[:300]
+    if response.status_code != 200:
+        assert place.path[0] in response.json()["error"]["message"], response.text[:300]
