@@ -125,6 +125,10 @@ class ServerConfig:
     body_timeout: int = field(default=60, metadata={"at_least": 1})
     """Seconds that are spent waiting for a request's body."""
 
+    write_timeout: int = field(default=60, metadata={"at_least": 0})
+    """Seconds after which a client that takes nothing of its answer is cut off, and its request ends. One that is slow
+    is not. 0 waits for ever."""
+
     max_connections: int | None = field(default=None, metadata={"at_least": 1})
     """Most open connections: with one more, that which has been idle longest is closed. By default what the limit of \
     open files (`ulimit -n`) allows."""

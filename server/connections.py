@@ -11,7 +11,8 @@ to everybody from then on, health probes too, which is what such a client wants.
   being answered the new one goes, with a 503;
 - what cannot be parsed, and what is too large before its body begins (`heads`), is a request like others, that is
   refused: it goes to the application with the error in its scope, is answered in its turn, logged and counted there
-  (`middleware.RefuseUnfit`), and ends the connection. Nothing that comes behind it is read.
+  (`middleware.RefuseUnfit`), and ends the connection. Nothing that comes behind it is read;
+- a client that takes nothing of its answer for `write_timeout` seconds is cut off (`outgoing`).
 
 A connection that ends while its client still sends is not closed at once: the kernel would answer what comes with a
 reset, and the client might see that instead of what it was told.
@@ -30,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from config.schema import ServerConfig
 from server.heads import HeadBounds, InvalidHttp, UnfitRequest, check_head, what_is_wrong
 from server.limits import MAX_PIPELINED
+from server.outgoing import Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ _RESERVED_FILES = 128
 
 _LINGER_S = 2.0
 """How long what a client still sends is thrown away, so that it can read why nobody wants it."""
+
+_TLS_TICK_S = 0.25
 
 _UNKNOWN = "-"
 """Method and path of what has none."""
@@ -56,6 +60,7 @@ def connection_class(config: ServerConfig) -> type[Connection]:
 
     class Bounded(Connection):
         header_timeout_s = config.header_timeout
+        write_timeout_s = config.write_timeout or None
         max_connections = config.max_connections or _default_max_connections()
         waiting: ClassVar[dict[Connection, None]] = {}
 
@@ -78,6 +83,7 @@ class Connection(HttpToolsProtocol):
     """One client's connection."""
 
     header_timeout_s: float
+    write_timeout_s: float | None
     max_connections: int
     waiting: ClassVar[dict[Connection, None]]
     """All connections that no request is being answered on, the longest waiting first. Event loop only."""
@@ -86,6 +92,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._head = HeadBounds()
+        self._outgoing: Outgoing
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the one that came last."""
         self._is_deaf = False
@@ -96,6 +103,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
+        self._outgoing = Outgoing(
+            transport, self.write_timeout_s, self.loop, on_close=self._leave, on_stopped=self._log_stopped_reader
+        )
         self._wait()
         self._set_deadline()
         if len(self.connections) > self.max_connections:
@@ -104,6 +114,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._clear_deadline()
+        self._outgoing.forget()
         self.waiting.pop(self, None)
         if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the last one only
             self._answered.disconnected = True
@@ -217,7 +228,7 @@ class Connection(HttpToolsProtocol):
 
         uvicorn would read nothing until its turn comes, and so not see the client leave. How many wait is bounded.
         """
-        cycle.transport = _Outgoing(self)
+        cycle.transport = self._outgoing
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -279,7 +290,7 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = True
         self.pipeline.clear()
         if not (self._is_deaf or self.cycle.more_body):
-            self.transport.close()
+            self._close()
         elif not self.transport.is_closing():
             self._is_deaf = True
             self.flow.resume_reading()
@@ -287,6 +298,26 @@ class Connection(HttpToolsProtocol):
                 self.transport.write_eof()
             self._clear_deadline()
             self._deadline = self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The client has not asked again. (Perhaps it still reads.)"""
+        self._close()
+
+    def _close(self) -> None:
+        """Close when all is sent. TLS, as asyncio has it, cuts off what is not within 30 s: so this waits by itself."""
+        if self.scheme == "https" and not self._outgoing.has_left() and not self.transport.is_closing():
+            self._clear_deadline()
+            self._deadline = self.loop.call_later(_TLS_TICK_S, self._close)
+        else:
+            self.transport.close()
+
+    def _log_stopped_reader(self) -> None:
+        request_id = "" if self._answered is None else self._answered.scope["state"].get("request_id", "")
+        logger.info(
+            "request %s is cut off: its client has taken nothing of the answer for %g s",
+            request_id,
+            self.write_timeout_s,
+        )
 
     def _wait(self) -> None:
         if not self.transport.is_closing():
@@ -307,25 +338,5 @@ class Connection(HttpToolsProtocol):
         del self.waiting[oldest]
         if oldest is self:
             logger.warning("a connection was refused: all %d are being answered", self.max_connections)
-            self.transport.write(_NO_ROOM)
+            self._outgoing.write(_NO_ROOM)
         oldest.transport.close()
-
-
-class _Outgoing(asyncio.Transport):
-    """What an answer is written to."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def write(self, data: Any) -> None:
-        """See asyncio.WriteTransport."""
-        self._connection.transport.write(data)
-
-    def is_closing(self) -> bool:
-        """See asyncio.BaseTransport."""
-        return self._connection.transport.is_closing()
-
-    def close(self) -> None:
-        """The answer was the last one."""
-        self._connection._leave()

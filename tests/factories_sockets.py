@@ -7,6 +7,8 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -23,8 +25,22 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 BODY = b'{"prompt": "hi"}'
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[..., Awaitable[Streams]]
-Serve = Callable[..., Awaitable[Connect]]
+
+
+@dataclass
+class Server:
+    """One that runs. Called, it opens a connection."""
+
+    address: tuple[str, int]
+    _writers: list[asyncio.StreamWriter]
+
+    async def __call__(self) -> Streams:
+        reader, writer = await asyncio.open_connection(*self.address)
+        self._writers.append(writer)
+        return reader, writer
+
+
+Serve = Callable[..., Awaitable[Server]]
 
 
 @asynccontextmanager
@@ -38,27 +54,32 @@ async def socket_servers() -> AsyncIterator[Serve]:
         *,
         app: Any = None,
         header_timeout_s: float = LONG_S,
+        write_timeout_s: float | None = LONG_S,
         keep_alive_s: int = LONG_S,
+        certificates: Path | None = None,
         **settings: Any,
-    ) -> Connect:
-        """`said`: by the engine; `settings`: by name."""
+    ) -> Server:
+        """`said`: by the engine; `certificates`: of `factories_tls`, for HTTPS; `settings`: by name."""
         limits = {name: settings.pop(name) for name in ("max_connections",) if name in settings}
         protocol = connection_class(ServerConfig(**limits))
         protocol.header_timeout_s = header_timeout_s
+        protocol.write_timeout_s = write_timeout_s
         sock = socket.create_server(("127.0.0.1", 0))
         app = app or make_app(said if isinstance(said, FakeEngine) else FakeEngine(said), **settings)
         config = uvicorn.Config(
-            app, http=protocol, ws="none", log_config=None, timeout_keep_alive=keep_alive_s, timeout_graceful_shutdown=1
+            app,
+            http=protocol,
+            ws="none",
+            log_config=None,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=certificates and certificates / "cert.pem",
+            ssl_keyfile=certificates and certificates / "key.pem",
         )
         server = uvicorn.Server(config)
         running.append((server, asyncio.create_task(server.serve([sock]))))
 
-        async def connect() -> Streams:
-            reader, writer = await asyncio.open_connection(*sock.getsockname())
-            writers.append(writer)
-            return reader, writer
-
-        return connect
+        return Server(sock.getsockname(), writers)
 
     yield start
     for writer in writers:

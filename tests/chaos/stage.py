@@ -96,6 +96,8 @@ class Stage:
     core: EngineCore
     runner: HeldRunner
     port: int
+    connections: set[Any]
+    """uvicorn's, of those that are open."""
     submitted: list[int] = field(default_factory=list)
     ends: Counter[int] = field(default_factory=Counter)
     before: Remains | None = None
@@ -116,6 +118,14 @@ class Stage:
         writer.write(raw_post(body))
         await writer.drain()
         return reader, writer
+
+    def send_and_stop(self, **body: Any) -> socket.socket:
+        """A completion of a client that reads nothing, and whose kernel takes little."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.connect(("127.0.0.1", self.port))
+        client.sendall(raw_post(body))
+        return client
 
     async def complete(self, **body: Any) -> httpx.Response:
         """A completion, whole."""
@@ -262,7 +272,7 @@ async def staged(*, num_blocks: int = 64, **settings: Any) -> AsyncIterator[Stag
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve([sock]))
-    stage = Stage(engine, core, runner, sock.getsockname()[1])
+    stage = Stage(engine, core, runner, sock.getsockname()[1], server.server_state.connections)
     engine.add_observer(stage.on_report)
     submit = core.submit
     core.submit = lambda message: (stage.submitted.append(message.request_id), submit(message))[1]  # type: ignore[method-assign]

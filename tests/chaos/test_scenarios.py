@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from server import outgoing
 from tests.chaos.stage import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, Stage, leave, raw_post, reset, staged, take_bearings
 from tests.factories import expected_output
 from tests.factories_text import byte_level
@@ -201,6 +202,52 @@ async def a_reader_stops_and_leaves(stage: Stage) -> None:
     reset(writer)
 
 
+async def a_reader_stops_and_stays(stage: Stage) -> None:
+    """Its choices are aborted in the middle, and one of another client goes on."""
+    stage.runner.hold()
+    with stage.send_and_stop(prompt=[9], stream=True, n=MAX_NUM_SEQS - 1, **LONG):
+        other, writer = await stage.send(prompt=[8], stream=True, **LONG)
+        await stage.until(lambda: stage.runner.num_reached > 0, "a step has begun")
+        await stage.step_until(lambda: stage.engine.stats.num_running == MAX_NUM_SEQS, "all run")
+        stage.runner.let(30)
+        await stage.until(lambda: len(stage.connections) == 1, "it is cut off")
+        await stage.step_until(lambda: stage.engine.stats.num_running == 1, "its choices are aborted")
+        stage.runner.release()
+        async with asyncio.timeout(10):
+            await other.readuntil(b"[DONE]")
+        writer.close()
+
+
+async def test_fifty_readers_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for them is bounded, they are cut off, and others are answered all the time."""
+    num_choices, mark = 3, 8192
+    monkeypatch.setattr(outgoing, "_MAX_IN_SOCKET", 4096)  # their streams are small: so are the buffers
+
+    async def scenario(stage: Stage) -> None:
+        stage.runner.hold()
+        clients = [stage.send_and_stop(prompt=[i], stream=True, n=num_choices, **LONG) for i in range(50)]
+        await stage.until(lambda: len(stage.connections) == len(clients), "all have come")
+        for connection in stage.connections:
+            connection.transport.set_write_buffer_limits(mark)
+        stage.runner.release()
+        stopped = set(stage.connections)
+        most_buffered = most_queued = 0
+        deadline_s = time.monotonic() + 60
+        while stopped & stage.connections:
+            assert time.monotonic() < deadline_s, "they are not cut off"
+            buffered = [connection.transport.get_write_buffer_size() for connection in stopped]
+            queued = [len(stream.events) for stream in stage.engine._streams.values()]
+            most_buffered, most_queued = max(most_buffered, *buffered), max(most_queued, *queued, 0)
+            assert (await stage.complete(prompt=[7], max_tokens=2)).status_code == 200
+            await asyncio.sleep(0.01)
+        assert mark < most_buffered < mark + 1024  # an event more
+        assert 0 < most_queued <= LONG["max_tokens"] + 1  # all tokens, and the end
+        for client in clients:
+            client.close()
+
+    await act(scenario, write_timeout=1)
+
+
 def _events(body: bytes) -> list[bytes]:
     return [line for line in body.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data: {")]
 
@@ -373,6 +420,7 @@ SCENARIOS: dict[Scenario, dict[str, Any]] = {
     one_leaves_between_requests_of_a_connection: {},
     a_reader_takes_its_time: {},
     a_reader_stops_and_leaves: {},
+    a_reader_stops_and_stays: {"write_timeout": 1},
     heads_and_bodies_come_slowly: {"header_timeout": 1, "body_timeout": 1},
     an_observer_fails_once: {},
     three_times_as_many_as_there_are_places: {},
