@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
+from engine.model.gguf_header import check_header
 from engine.progress import Progress
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -
     report = progress or _ignore
     try:
         report(f"reading {source.name}")
+        check_header(source)
         from gguf import GGUFReader
 
         header = GGUFReader(source)
@@ -94,6 +96,8 @@ def _load_model(source: Path, dtype: torch.dtype) -> Any:
         gguf_file=source.name,
         dtype=dtype,
         quantization_config=GgufConfig(dequantize=True),
+        local_files_only=True,
+        trust_remote_code=False,  # of a config that lies beside it
         output_loading_info=True,
     )
     missing = sorted({*info["missing_keys"], *info["mismatched_keys"]})
@@ -114,7 +118,9 @@ def _load_tokenizer(source: Path, header: GGUFReader) -> Any:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
+    )
     if _field(header, "tokenizer.ggml.model") == "gpt2" and _field(header, "tokenizer.ggml.pre") in _DIGIT_BY_DIGIT:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
