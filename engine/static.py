@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engine.model.loader import weight_files
 from engine.progress import Progress
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ def load_plain_model(path: Path, device: torch.device, dtype: torch.dtype) -> Pr
     """The model in directory `path` as transformers alone runs it, without generation defaults of its own.
 
     Those (a repetition penalty, end-of-text tokens) would be filled in for whatever a call leaves open. Raises what
-    transformers raises when the model cannot be loaded.
+    transformers raises when the model cannot be loaded, and ModelError for weights that are no safetensors.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    weight_files(path)
     with _without_bars():
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False

@@ -74,7 +74,7 @@ def load_model(
     check_config(model_config)
     text_config = model_config.get_text_config(decoder=True)
     max_model_len = resolve_max_model_len(text_config, config.max_model_len)
-    _check_memory(_weight_files(path), dtype, device)
+    _check_memory(weight_files(path), dtype, device)
     attention.register()
     model = _read_weights(path, model_config, dtype, device, report)
     pin_rope(model, max_model_len)
@@ -166,12 +166,10 @@ def _read_config(path: Path) -> Any:
         ) from error
 
 
-def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files that transformers will read."""
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files that transformers will read. Raises ModelError if they are not all there, or are none."""
     index = path / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
+    names = _names_in(index) if index.is_file() else {"model.safetensors"}
     missing = sorted(name for name in names if not (path / name).is_file())
     if missing:
         raise ModelError(
@@ -180,6 +178,19 @@ def _weight_files(path: Path) -> list[Path]:
             hint="weights are read from safetensors only; pickled ones (.bin, .pt) can run code on loading",
         )
     return [path / name for name in sorted(names)]
+
+
+def _names_in(index: Path) -> set[str]:
+    """The files that an index names. Transformers takes them for what their names say, pickles too, from anywhere."""
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ModelError(f"{index} is no index of weights: {error!r}", setting="model") from error
+    for name in names:
+        if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
+            message = f"{index} names {str(name)[:100]!r}, which is no safetensors file of its directory"
+            raise ModelError(message, setting="model", hint="others are not read: they may run code, or be anybody's")
+    return names
 
 
 def _check_memory(files: list[Path], dtype: torch.dtype, device: torch.device) -> None:
