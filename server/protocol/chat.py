@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from server import limits
-from server.protocol.base import ApiModel, JsonObject, Many, OnlyFalse, documented, exactly
+from server.protocol.base import ApiModel, Integer, JsonObject, Many, OnlyFalse, documented, exactly
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 
@@ -130,7 +130,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: Messages
     """The conversation so far, in order."""
-    max_completion_tokens: int | None = documented(minimum=0)
+    max_completion_tokens: Integer | None = documented(minimum=0)
     """The newer name of `max_tokens`; wins if both are there."""
     tools: Tools | None = None
     """What the model may call. To call of its own accord, it needs a template and a `--tool-parser` that know how."""
@@ -145,7 +145,7 @@ class ChatCompletionRequest(GenerationRequest):
     """Leave the last message open, and go on with it."""
     logprobs: bool | None = None
     """Report the logprob of each token."""
-    top_logprobs: int | None = documented(minimum=0, maximum=20)
+    top_logprobs: Integer | None = documented(minimum=0, maximum=20)
     """With `logprobs`: those of this many most likely tokens too."""
     echo: OnlyFalse | None = None
     """Of /v1/completions only."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator
 
 from server import limits
-from server.protocol.base import ApiModel, documented, exactly
+from server.protocol.base import ApiModel, Integer, as_integers, documented, exactly
 from server.protocol.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
 
 Prompt = str | list[int]
@@ -21,19 +21,21 @@ def _as_prompts(value: Any) -> list[Prompt]:
         raise ValueError("prompt must be a string, an array of strings, or token ids")
     if not value:
         raise ValueError("prompt is an empty array: it needs at least one text or token id")
-    kinds = set(map(type, value))
+    values = as_integers(value)
+    kinds = set(map(type, values))
     if kinds == {int}:
-        return [value]
-    if len(value) > limits.MAX_CHOICES:
-        raise ValueError(f"prompt has {len(value)} prompts: one request may have {limits.MAX_CHOICES}")
+        return [values]
+    if len(values) > limits.MAX_CHOICES:
+        raise ValueError(f"prompt has {len(values)} prompts: one request may have {limits.MAX_CHOICES}")
     if kinds == {list}:
-        for index, ids in enumerate(value):
+        values = list(map(as_integers, values))
+        for index, ids in enumerate(values):
             if set(map(type, ids)) - {int}:
                 raise ValueError(f"prompt[{index}] must be an array of token ids, which are integers")
-        return value
+        return values
     if kinds != {str}:
         raise ValueError("prompt must hold strings only, token ids only, or arrays of token ids only")
-    return value
+    return values
 
 
 Prompts = Annotated[
@@ -47,11 +49,11 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
     """A text, several, one prompt's token ids, or several prompts' token ids."""
-    logprobs: int | None = documented(minimum=0, maximum=20)
+    logprobs: Integer | None = documented(minimum=0, maximum=20)
     """Report the logprob of each token, and of this many most likely ones."""
     echo: bool | None = None
     """Begin the text with the prompt; with `logprobs`, those of its tokens too."""
-    best_of: int | None = documented(minimum=1, maximum=128)
+    best_of: Integer | None = documented(minimum=1, maximum=128)
     """Generate this many choices for each prompt, and show the `n` whose tokens are likeliest on average. Not for
     streams."""
     top_logprobs: Annotated[Literal[0], exactly(0)] | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from server import limits
-from server.protocol.base import ApiModel, Many, OnlyFalse, documented
+from server.protocol.base import ApiModel, Integer, Integers, Many, OnlyFalse, documented
 from server.protocol.structured import ResponseFormat, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -53,7 +53,7 @@ class SamplingRequest(ApiModel):
     """0 takes the most likely token always; 1 samples from the model's own distribution."""
     top_p: float | None = documented(exclusiveMinimum=0, maximum=1, default=1.0)
     """Sample from the smallest set of tokens whose probabilities add up to this; 1 is off."""
-    top_k: int | None = documented(minimum=-1, default=0)
+    top_k: Integer | None = documented(minimum=-1, default=0)
     """Sample from this many most likely tokens; 0 and -1 are off."""
     min_p: float | None = documented(minimum=0, maximum=1, default=0.0)
     """Drop tokens less likely than this share of the most likely one's probability; 0 is off."""
@@ -65,17 +65,17 @@ class SamplingRequest(ApiModel):
     """Makes all tokens of prompt and output less likely: divides their logits, if positive, else multiplies them."""
     logit_bias: LogitBias | None = None
     """Token id -> what is added to its logit, from -100 to 100; -100 bans the token."""
-    allowed_token_ids: Many[int] | None = None
+    allowed_token_ids: Integers | None = None
     """Choose among these tokens only."""
-    seed: int | None = documented(minimum=-(2**63), maximum=2**64 - 1)
+    seed: Integer | None = documented(minimum=-(2**63), maximum=2**64 - 1)
     """Same seed, same text. Left out: a fresh one each time."""
     stop: StopStrings | None = None
     """Up to 16 strings, of 4096 characters together, that end the text; it is cut before the first one."""
-    stop_token_ids: Many[int] | None = None
+    stop_token_ids: Integers | None = None
     """Tokens that end the output, beside the model's own end-of-text tokens."""
     include_stop_str_in_output: bool | None = None
     """Leave the stop string in the text."""
-    min_tokens: int | None = documented(minimum=0, default=0)
+    min_tokens: Integer | None = documented(minimum=0, default=0)
     """Tokens before the first that may end the text: end-of-text, stop tokens and stop strings do not before."""
     ignore_eos: bool | None = None
     """Go on after an end-of-text token."""
@@ -83,9 +83,9 @@ class SamplingRequest(ApiModel):
     """vLLM's name for the same, with more kinds. Not beside a `response_format` that asks for JSON."""
     stream: bool | None = None
     """Send the text as it comes, as server-sent events."""
-    priority: int | None = documented(minimum=-(2**63), maximum=2**63 - 1, default=0)
+    priority: Integer | None = documented(minimum=-(2**63), maximum=2**63 - 1, default=0)
     """Smaller goes first."""
-    timeout_ms: int | None = documented(minimum=1, maximum=24 * 60 * 60 * 1000)
+    timeout_ms: Integer | None = documented(minimum=1, maximum=24 * 60 * 60 * 1000)
     """Milliseconds that the whole answer may take. What has not ended by then fails: with status 504, or with an error
     event if its stream has begun. The server may have a limit of its own; the shorter one counts."""
     cache_salt: str | None = documented(maxLength=1024)
@@ -101,20 +101,20 @@ class SamplingRequest(ApiModel):
 class GenerationRequest(SamplingRequest):
     """What both completions routes take."""
 
-    max_tokens: int | None = documented(minimum=0)
+    max_tokens: Integer | None = documented(minimum=0)
     """Most tokens to generate. Left out: 16 for /v1/completions, up to the context length for chat. 0, with `echo` or
     `prompt_logprobs` only, scores the prompt."""
-    n: int | None = documented(minimum=1, maximum=128, default=1)
+    n: Integer | None = documented(minimum=1, maximum=128, default=1)
     """Choices for each prompt."""
     skip_special_tokens: bool | None = documented(default=True)
     """Leave special tokens out of the text."""
     add_special_tokens: bool | None = None
     """Begin the prompt with the model's begin-of-text token. On by default, but off for chat: templates have it."""
-    truncate_prompt_tokens: int | None = documented(minimum=-1)
+    truncate_prompt_tokens: Integer | None = documented(minimum=-1)
     """Keep this many of the prompt's last tokens; -1: as many as the context has room for beside `max_tokens`."""
     response_format: ResponseFormat | None = None
     """What the text must be: JSON, JSON of a schema, or anything."""
-    prompt_logprobs: int | None = documented(minimum=0, maximum=20)
+    prompt_logprobs: Integer | None = documented(minimum=0, maximum=20)
     """Report the logprob of each token of the prompt, and of this many most likely ones. Not for streams. The prompt is
     then computed whole, without the prefix cache."""
     return_token_ids: bool | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag
 
 from server import limits
-from server.protocol.base import ApiModel, JsonObject, Many, OnlyFalse, documented
+from server.protocol.base import ApiModel, Integer, JsonObject, Many, OnlyFalse, documented
 from server.protocol.generation import SamplingRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -220,7 +220,7 @@ class ResponsesRequest(SamplingRequest):
     """A system message before everything else. Those of a previous response are not taken over."""
     previous_response_id: str | None = None
     """Go on from this response: its conversation and what it put out come before `input`."""
-    max_output_tokens: int | None = documented(minimum=1)
+    max_output_tokens: Integer | None = documented(minimum=1)
     """Most tokens to generate, thoughts and calls too. Left out: up to the context length."""
     text: TextConfig | None = None
     """What the text must be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from server import limits
-from server.protocol.base import ApiModel, JsonObject, Many
+from server.protocol.base import ApiModel, Integers, JsonObject
 from server.protocol.chat import Messages, Tools
 
 
@@ -44,7 +44,7 @@ class DetokenizeRequest(ApiModel):
 
     model: str | None = None
     """The served model's name. May be left out."""
-    tokens: Many[int] = Field(max_length=limits.MAX_DETOKENIZED)
+    tokens: Integers = Field(max_length=limits.MAX_DETOKENIZED)
     """Token ids."""
 
 

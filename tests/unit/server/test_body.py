@@ -8,9 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from engine.errors import RequestError
-from server.body import _MOST_MARKS, explain, parse_object
+from server.body import _MOST_MARKS, explain, parse_object, validate
+from server.protocol.base import ApiModel
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.tokenize import DetokenizeRequest
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def error_of(model: type[CompletionRequest | ChatCompletionRequest], /, **fields
     [
         ("max_tokens", "5", 'max_tokens must be an integer, got "5"'),
         ("max_tokens", True, "max_tokens must be an integer, got true"),
-        ("max_tokens", 5.0, "max_tokens must be an integer, got a number"),
+        ("max_tokens", 5.5, "max_tokens must be an integer, got a number"),
         ("max_tokens", [5], "max_tokens must be an integer, got an array"),
         ("temperature", "x" * 100, "temperature must be a number, got a string"),
         ("temperature", False, "temperature must be a number, got false"),
@@ -220,3 +222,40 @@ def test_an_error_does_not_hold_the_value() -> None:
     error = error_of(ChatCompletionRequest, messages=secret)
     assert "secret" not in str(error)
     assert error.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "field", ["n", "seed", "top_k", "max_tokens", "min_tokens", "timeout_ms", "logprobs", "priority"]
+)
+def test_a_whole_float_is_an_integer(field: str) -> None:
+    """As JSON Schema has it; JavaScript and Lua, among others, may write 1.0."""
+    value = getattr(validate(CompletionRequest, parse_object(b'{"prompt": "a", "%s": 3.0}' % field.encode())), field)
+    assert value == 3
+    assert type(value) is int
+    for wrong in (b"3.5", b'"3"', b"true"):
+        body = parse_object(b'{"prompt": "a", "%s": %s}' % (field.encode(), wrong))
+        with pytest.raises(RequestError, match=f"{field} must be an integer, got"):
+            validate(CompletionRequest, body)
+
+
+def test_whole_floats_are_integers_in_lists_too() -> None:
+    body = {"prompt": [1.0, 2], "stop_token_ids": [3.0], "allowed_token_ids": [4.0, 5], "best_of": 2.0}
+    request = validate(CompletionRequest, body)
+    assert repr(request.prompt) == "[[1, 2]]"
+    assert repr((request.stop_token_ids, request.allowed_token_ids, request.best_of)) == "([3], [4, 5], 2)"
+    assert repr(validate(CompletionRequest, {"prompt": [[1.0], [2]]}).prompt) == "[[1], [2]]"
+    assert repr(validate(DetokenizeRequest, {"tokens": [1.0, 2]}).tokens) == "[1, 2]"
+    for prompt in ([1.5], [[1, 2.5]], [1e999], [1.0, "a"], [1.0, True]):
+        with pytest.raises(RequestError, match="prompt"):
+            validate(CompletionRequest, {"prompt": prompt})
+    with pytest.raises(RequestError, match=r"stop_token_ids\[1\] must be an integer, got a number"):
+        validate(CompletionRequest, {"prompt": "a", "stop_token_ids": [1.0, 1.5]})
+
+
+@pytest.mark.parametrize(("name", "model"), [("best_of", ChatCompletionRequest), ("top_logprobs", CompletionRequest)])
+def test_a_whole_float_is_the_one_integer_that_is_allowed(name: str, model: type[ApiModel]) -> None:
+    least = {"prompt": "a"} if model is CompletionRequest else {"messages": [{"role": "user", "content": "a"}]}
+    only = 1 if name == "best_of" else 0
+    assert getattr(validate(model, least | {name: float(only)}), name) == only
+    with pytest.raises(RequestError, match=name):
+        validate(model, least | {name: only + 0.5})
