@@ -38,13 +38,15 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ErrorCount:
     """Failures of one kind."""
 
     count: int
     example: str
     """The first one's message."""
+    after_s: Quantiles
+    """How long they took: for a refusal, until the client knew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +122,16 @@ def summarize(result: RunResult) -> Summary:
 
 
 def _count_errors(records: Iterable[RequestRecord]) -> dict[str, ErrorCount]:
-    errors: dict[str, ErrorCount] = {}
+    failures: dict[str, list[tuple[str, float]]] = {}
     for record in records:
         if record.failure is not None:
-            errors.setdefault(record.failure.kind, ErrorCount(0, record.failure.message)).count += 1
-    return errors
+            failures.setdefault(record.failure.kind, []).append((record.failure.message, record.e2e_s))
+    counts = {}
+    for kind, found in failures.items():
+        times = Quantiles.of(after_s for _, after_s in found)
+        assert times is not None
+        counts[kind] = ErrorCount(len(found), found[0][0], times)
+    return counts
 
 
 def _counted_by(completed: Sequence[RequestRecord]) -> Literal["usage", "chunks", "mixed"]:

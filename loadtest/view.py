@@ -115,7 +115,8 @@ def _rates(summary: Summary) -> Table:
 
 
 def _errors(summary: Summary) -> Table:
-    table = Table("error", "requests", "the first one")
+    table = Table("error", "requests", "after ms: p50", "p99", "the first one")
     for kind, error in sorted(summary.errors.items()):
-        table.add_row(kind, str(error.count), Text(error.example))
+        after_ms = (f"{1000 * value:.1f}" for value in (error.after_s.p50, error.after_s.p99))
+        table.add_row(kind, str(error.count), *after_ms, Text(error.example))
     return table

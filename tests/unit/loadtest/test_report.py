@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loadtest.record import Failure, RequestRecord
-from loadtest.report import ErrorCount, Quantiles, percentile, summarize
+from loadtest.report import Quantiles, percentile, summarize
 from loadtest.runner import RunResult
 
 
@@ -64,7 +64,8 @@ def test_failed_requests_count_as_errors_and_in_nothing_else() -> None:
     ]
     summary = summarize(RunResult(records, duration_s=1.0, client_cpu_s=0.0))
     assert (summary.num_requests, summary.num_completed, summary.num_failed) == (4, 1, 3)
-    assert summary.errors == {"http 503": ErrorCount(2, "first"), "timeout": ErrorCount(1, "t")}
+    counts = {kind: (error.count, error.example) for kind, error in summary.errors.items()}
+    assert counts == {"http 503": (2, "first"), "timeout": (1, "t")}
     assert summary.num_output_tokens == 1
     assert summary.e2e_s is not None
     assert summary.e2e_s.max == 1.0
@@ -94,5 +95,6 @@ def test_json_has_every_figure() -> None:
     document = json.loads(json.dumps(summary.to_json()))
     assert document["output_tokens_per_s"] == 1.0
     assert document["num_failed"] == 1
-    assert document["errors"] == {"timeout": {"count": 1, "example": "t"}}
+    after_s = {"mean": 99.0, "p50": 99.0, "p90": 99.0, "p99": 99.0, "max": 99.0}
+    assert document["errors"] == {"timeout": {"count": 1, "example": "t", "after_s": after_s}}
     assert document["ttft_s"] == {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
