@@ -81,7 +81,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt $(wildcard setup.py engine/kernel
 	@echo "installing chairlift into $(VENV); the first time takes some minutes ..."
 	@$(INSTALL) --upgrade pip setuptools
 	@$(install_cpu_torch)
-	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable '.[explain]'
+	@PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --editable '.[explain,otel]'
 	@touch $@
 
 $(BIN)/pip:

@@ -5,6 +5,9 @@ jsonargparse and pydantic-settings because it keeps each value's source until af
 `chairlift config show` can name it. The environment, the file and the preset only add tokens to arguments that have
 none yet: that is the whole precedence.
 
+Of OpenTelemetry's own variables this reads those that say whether traces are made, and where they go (`config.otlp`).
+The others are of its SDK, which reads them itself, as huggingface_hub reads `HF_*` and OpenMP `OMP_*`.
+
     cli.main -> cyclopts.App(config=loader) -> loader(...)  adds tokens, notes their sources
                     command function        <- loader.command(function)  converted values -> Loaded
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 from cyclopts import App, Argument, ArgumentCollection, Token
 
+from config import otlp
 from config.describe import ENV_PREFIX, Setting, assemble, describe
 from config.flags import config_parameter, setting_parameter
 from config.schema import Settings
@@ -114,6 +118,12 @@ class SettingsLoader:
         if "cache_dir" in values and values["cache_dir"] is None and (xdg := self._environ.get("XDG_CACHE_HOME")):
             values["cache_dir"] = str(Path(xdg) / "chairlift")
             origins["cache_dir"] = "environment XDG_CACHE_HOME"
+        traces = "otlp_traces_endpoint"
+        if traces in values and values[traces] is None and (found := otlp.find(self._environ)):
+            if found.problem is None:
+                values[traces], origins[traces] = found.url, f"environment {found.variable}"
+            else:
+                self._warnings.append(f"{found.variable} is ignored: {found.problem}")
         return Loaded(assemble(values), values, origins, tuple(self._warnings))
 
 

@@ -195,6 +195,16 @@ class ServerConfig:
     vllm_metrics: bool = True
     """Also publish the `vllm:*` metric names that existing dashboards and autoscalers read."""
 
+    otlp_traces_endpoint: str | None = field(
+        default=None,
+        metadata={
+            "pattern": r"https?://[^/\s]+/\S*",
+            "expected": "a URL of OTLP over HTTP with its path, such as http://localhost:4318/v1/traces",
+        },
+    )
+    """URL that OpenTelemetry traces are sent to, by OTLP over HTTP: a span for each request that generates. By default
+    what `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT` say. Needs the extra `otel`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:

@@ -48,6 +48,8 @@ class Chunk:
     them come before or with the first output token."""
     queue_s: float | None = None
     """Seconds from the request's arrival until it began to run."""
+    first_scheduled_s: float | None = None
+    """When that was (time.monotonic())."""
     hides_last_token: bool = False
     """The last of `token_ids` ended the output and is not shown: an end-of-text or stop token."""
 
@@ -101,6 +103,7 @@ class RequestOutput:
             logprobs=tuple(chain.from_iterable(event.logprobs for event in news))[:num_used],
             prompt_logprobs=tuple(chain.from_iterable(event.prompt_logprobs for event in news)),
             queue_s=self._queue_s,
+            first_scheduled_s=None if self._queue_s is None else self._request.arrival_s + self._queue_s,
             hides_last_token=is_last_used and self._hides_last(end),
         )
 

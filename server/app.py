@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -27,17 +28,33 @@ from server.ratelimits import RateLimits, TellAllowance
 from server.requestlog import LogRequests
 from server.routes import chat, completions, docs, models, responses, status, tokenize
 from server.serving import Serving
+from server.tracing.middleware import TraceRequests
 from server.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
+
+    from server.tracing.export import Tracing
 
 _DESCRIPTION = "OpenAI-compatible routes to one language model. Errors have one shape everywhere: `ErrorEnvelope`."
 _EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "Retry-After-Ms", *RATE_LIMIT_HEADERS]
 """What pages of other origins may read of an answer, beside its body."""
 
 
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""Of FastAPI's own, which would have a span of each request beside ours, with its query string."""
+
+
 def create_app(
-    settings: Settings, engine: AsyncEngine, metrics: Metrics | None = None, watchdog: Watchdog | None = None
+    settings: Settings,
+    engine: AsyncEngine,
+    metrics: Metrics | None = None,
+    watchdog: Watchdog | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application that serves `engine`, which has loaded and stays the caller's to close, as does `watchdog`.
+    """The application that serves `engine`, which has loaded.
+
+    It stays the caller's to close, as do `watchdog` and `tracing`; the last when the application has ended.
 
     Raises ConfigError for API keys that cannot be read, and for origins that are none. Call it on the event loop that
     the engine was started on.
@@ -64,6 +81,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={HTTPException: _on_routing_error},
+        telemetry=_NO_TELEMETRY,
     )
     for make_router in (
         completions.router,
@@ -78,6 +96,7 @@ def create_app(
     app.include_router(docs.router())
     app.openapi = openapi_of(app, needs_key=bool(keys))  # type: ignore[method-assign]
     _surround(app, settings, keys, metrics, rate_limits)
+    _observe(app, metrics, tracing, engine.info.name)
     return app
 
 
@@ -105,7 +124,13 @@ def _surround(
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
+
+
+def _observe(app: FastAPI, metrics: Metrics, tracing: Tracing | None, model: str) -> None:
+    """Put around all of that what only watches."""
     app.add_middleware(LogRequests)
+    if tracing is not None:
+        app.add_middleware(TraceRequests, tracing=tracing, model=model)
     app.add_middleware(RequestId)
     app.add_middleware(CountResponses, metrics=metrics)
 

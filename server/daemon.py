@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from engine.client import AsyncEngine
     from engine.errors import EngineDead
     from engine.progress import Progress
+    from server.tracing.export import Tracing
 
 OVERTIME_S = 5
 """How long requests that were failed at the end of the grace period have to say so to their clients."""
@@ -78,8 +79,9 @@ def run(
     sock: socket.socket,
     show: AbstractContextManager[Progress],
     on_ready: Callable[[AsyncEngine], None],
+    tracing: Tracing | None = None,
 ) -> int:
-    """Load, serve, shut down; returns the exit status. Main thread only: it handles signals.
+    """Load, serve, shut down; returns the exit status. Main thread only: it handles signals. Closes `tracing`.
 
     `show` gives the function that is told the progress of loading; `on_ready` is called when requests are answered.
     Raises ConfigError when the settings cannot be honoured.
@@ -88,7 +90,7 @@ def run(
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: None)
     with asyncio.Runner(loop_factory=_loop_factory(settings.server.header_timeout)) as runner:
-        return runner.run(_Daemon(settings, sock).run(show, on_ready))
+        return runner.run(_Daemon(settings, sock, tracing).run(show, on_ready))
 
 
 def _loop_factory(handshake_timeout_s: float) -> Callable[[], asyncio.AbstractEventLoop]:
@@ -142,9 +144,10 @@ class _Server(uvicorn.Server):
 
 
 class _Daemon:
-    def __init__(self, settings: Settings, sock: socket.socket) -> None:
+    def __init__(self, settings: Settings, sock: socket.socket, tracing: Tracing | None) -> None:
         self._settings = settings
         self._sock = sock
+        self._tracing = tracing
         self._gate = Gate()
         self._engine_died = False
         self._closing: asyncio.Task[None] | None = None
@@ -200,7 +203,7 @@ class _Daemon:
         engine.on_dead(self._on_dead)
         watchdog = Watchdog.of(self._settings, engine)
         try:
-            application = create_app(self._settings, engine, watchdog=watchdog)
+            application = create_app(self._settings, engine, watchdog=watchdog, tracing=self._tracing)
             watchdog.start(engine.give_up)
             async with application.router.lifespan_context(application):
                 self._gate.open(application)
@@ -210,6 +213,8 @@ class _Daemon:
             self._close_engine()
             assert self._closing is not None
             await self._closing
+            if self._tracing is not None:
+                await self._tracing.close()
 
     def _on_dead(self, _: EngineDead) -> None:
         if self._closing is None:  # else it ends because we told it to

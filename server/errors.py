@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -115,6 +115,15 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
 """The most derived class that fits counts. What the router raises (no such route, wrong method) is `routing_error`."""
 
 
+def row_of(error: Exception) -> Row:
+    """How `error` is answered: its row, with the error's own code if it has one."""
+    kind = _kind(error)
+    row = STATUS_TABLE[kind]
+    if kind is Exception:  # a code that it has means something else
+        return row
+    return replace(row, code=getattr(error, "code", None) or row.code)
+
+
 @dataclass(frozen=True, slots=True)
 class ApiError:
     """An error, ready to be sent."""
@@ -143,9 +152,8 @@ class ApiError:
 
 def to_api_error(error: Exception, *, request_id: str = "") -> ApiError:
     """What a client is told of `error`. Logs those that nobody foresaw."""
-    kind = next(kind for kind in type(error).__mro__ if kind in STATUS_TABLE)
-    row = STATUS_TABLE[kind]
-    if kind is Exception:
+    row = row_of(error)
+    if _kind(error) is Exception:
         logger.error("request %s failed", request_id, exc_info=error)
         message = f"The server failed to answer this request. Its log says more, under request id {request_id}."
         return ApiError(row.status, message, row.type, row.code)
@@ -153,10 +161,14 @@ def to_api_error(error: Exception, *, request_id: str = "") -> ApiError:
         row.status,
         str(error),
         row.type,
-        getattr(error, "code", None) or row.code,
+        row.code,
         getattr(error, "param", None),
         _headers(error),
     )
+
+
+def _kind(error: Exception) -> type[Exception]:
+    return next(kind for kind in type(error).__mro__ if kind in STATUS_TABLE)
 
 
 def routing_error(error: HTTPException, method: str, path: str) -> ApiError:

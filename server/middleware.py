@@ -2,9 +2,9 @@
 
 Outermost first (those of other modules in brackets; CORS only if other origins are allowed, TellAllowance if there are
 rate limits, keys if there are any):
-(CountResponses) > RequestId > (LogRequests) > (CORSMiddleware) > (TellAllowance, of ratelimits) > AnswerErrors
-> RefuseUnfit > (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody > TimeBody
-> (ReleaseHeld, of admission) > the routes
+(CountResponses) > RequestId > (TraceRequests) > (LogRequests) > (CORSMiddleware) > (TellAllowance, of ratelimits)
+> AnswerErrors > RefuseUnfit > (RequireKnownHost > RequireKnownOrigin, of origins) > (RequireKey, of auth) > LimitBody
+> TimeBody > (ReleaseHeld, of admission) > the routes
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTooLarge, BodyTooSlow, to_api_error
+from server.errors import BodyTooLarge, BodyTooSlow, row_of, to_api_error
 from server.limits import MAX_BODY_BYTES, MAX_REQUEST_ID_LEN
 from server.logs import REQUEST_ID
 
@@ -81,6 +81,7 @@ class AnswerErrors:
         except ClientDisconnect:
             return  # nobody to answer
         except Exception as error:
+            scope["state"]["failure"] = row_of(error)  # for the log
             if has_begun:
                 raise  # uvicorn logs it and closes the connection, so that the client sees that something is missing
             api_error = to_api_error(error, request_id=scope["state"]["request_id"])

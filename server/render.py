@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,10 +24,11 @@ from server.chat.reader import Reader
 from server.chat.said import Call, Said
 from server.choices import Chunks
 from server.convert import Reports, Work
+from server.errors import Row, row_of
 from server.json_text import dump, dump_line
 from server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from server.reports import Report, ReportedToken, Reporter
-from server.requestlog import Generated
+from server.requestlog import Generated, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,6 @@ class _Choice:
     num_calls: int = 0
     has_begun: bool = False
     usage: Usage | None = None
-    queue_s: float | None = None
     finish_reason: str | None = None
     deltas: list[Delta] = field(default_factory=list)
     """Kept for a full answer only."""
@@ -184,9 +184,12 @@ class Answer:
             )
             for generation in work.generations
         ]
-        self._first_token_s: float | None = None
+        self._times = Times()
+        self._is_stream = False
+        self._failure: Row | None = None
+        self._id = shape.id_prefix + secrets.token_hex(16)
         self._common = {
-            "id": shape.id_prefix + secrets.token_hex(16),
+            "id": self._id,
             "object": shape.object,
             "created": int(time.time()),
             "model": model,
@@ -198,20 +201,25 @@ class Answer:
         usage = self._usage()
         reasons = [choice.finish_reason for choice in self._choices]
         return Generated(
-            usage["prompt_tokens"],
-            usage["prompt_tokens_details"]["cached_tokens"],
-            usage["completion_tokens"],
-            queue_s=self._choices[0].queue_s,
-            first_token_s=self._first_token_s,
+            response_id=self._id,
+            params=self._work.generations[0].params,
+            num_choices=self._work.n,
+            is_stream=self._is_stream,
+            num_prompt_tokens=usage["prompt_tokens"],
+            num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            num_output_tokens=usage["completion_tokens"],
+            times=self._times,
             finish_reasons=tuple(reason for reason in reasons if reason is not None),
+            failure=self._failure,
         )
 
     async def full(self, chunks: Chunks) -> dict[str, Any]:
         """The whole answer, once all of it is there. Closes `chunks`."""
-        async with aclosing(chunks):
-            async for index, chunk in chunks:
-                if (delta := self._take(index, chunk)) is not None:
-                    self._choices[index].deltas.append(delta)
+        with self._noting_failure():
+            async with aclosing(chunks):
+                async for index, chunk in chunks:
+                    if (delta := self._take(index, chunk)) is not None:
+                        self._choices[index].deltas.append(delta)
         choices = [self._fold(index, choice.deltas) for index, choice in enumerate(self._shown())]
         answer = {**self._common, "choices": choices, "usage": self._usage()}
         if self._work.reports.prompt_logprobs is not None and not self._shape.has_prompt_logprobs_in_choices:
@@ -223,22 +231,32 @@ class Answer:
         """A JSON text for each delta, then one for the usage if it is asked for. Closes `chunks`."""
         common = dump({**self._common, "object": self._shape.chunk_object})[:-1]  # without the closing brace
         ending = ',"usage":null}' if reports.at_end else "}"  # the null is OpenAI's
-        async with aclosing(chunks):
-            async for index, chunk in chunks:
-                if (delta := self._take(index, chunk)) is None:
-                    continue
-                if reports.in_every_chunk:
-                    ending = f',"usage":{dump(self._usage())}}}'
-                yield f'{common},"choices":[{self._choice_json(delta)}]{ending}'
+        self._is_stream = True
+        with self._noting_failure():
+            async with aclosing(chunks):
+                async for index, chunk in chunks:
+                    if (delta := self._take(index, chunk)) is None:
+                        continue
+                    if reports.in_every_chunk:
+                        ending = f',"usage":{dump(self._usage())}}}'
+                    yield f'{common},"choices":[{self._choice_json(delta)}]{ending}'
         if reports.at_end:
             yield f'{common},"choices":[],"usage":{dump(self._usage())}}}'
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failure = row_of(error)
+            raise
 
     def _take(self, index: int, chunk: Chunk) -> Delta | None:
         """The delta that a chunk makes; None while the text of its tokens is held back."""
         choice = self._choices[index]
-        choice.usage, choice.queue_s = chunk.usage, chunk.queue_s
-        if self._first_token_s is None and chunk.token_ids:
-            self._first_token_s = time.monotonic()
+        choice.usage = chunk.usage
+        if self._times.first_token_s is None or chunk.finish_reason is not None:
+            self._times.note(chunk)
         said = Said(chunk.text)
         if choice.reader is not None:
             said = choice.reader.feed(chunk.text)

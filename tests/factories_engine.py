@@ -9,6 +9,7 @@ engine = FakeEngine(lambda call: say(str(call.params.seed)))
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ class Script:
     finish: FinishReason = FinishReason.STOP
     stop_reason: str | int | None = None
     num_cached: int = 0
+    queue_s: float | None = None
 
 
 def say(*items: str | asyncio.Event | Exception, **end: Any) -> Script:
@@ -107,6 +109,7 @@ class Call:
     priority: int
     cache_salt: str
     deadlines: Deadlines
+    arrival_s: float = field(default_factory=time.monotonic)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     was_aborted: bool = False
@@ -180,6 +183,8 @@ class FakeEngine:
                 usage = Usage(len(call.prompt_token_ids), script.num_cached, num_output)
                 call.was_aborted = is_open = i < len(script.items) - 1
                 finish, stop_reason = (None, None) if is_open else (script.finish, script.stop_reason)
-                yield Chunk(item, tuple(map(ord, item)), usage, finish, stop_reason)
+                begun_s = None if script.queue_s is None else call.arrival_s + script.queue_s
+                times = {"queue_s": script.queue_s, "first_scheduled_s": begun_s}
+                yield Chunk(item, tuple(map(ord, item)), usage, finish, stop_reason, **times)
         finally:
             call.ended.set()

@@ -12,6 +12,7 @@ from config.describe import assemble, describe
 from engine.client import AsyncEngine
 from server.app import create_app
 from server.metrics import Metrics
+from server.tracing.export import Tracing
 from tests.factories_engine import FakeEngine
 
 
@@ -25,16 +26,20 @@ class Clock:
         return self.s
 
 
-def make_app(engine: FakeEngine, metrics: Metrics | None = None, **settings: Any) -> Any:
+def make_app(
+    engine: FakeEngine, metrics: Metrics | None = None, tracing: Tracing | None = None, **settings: Any
+) -> Any:
     """`settings`: by name. The server answers to any name, unless `allowed_hosts` says which."""
     assert settings.keys() <= {setting.name for setting in describe()}
     values = {"model": "smollm2", "allowed_hosts": ("*",)} | settings
-    return create_app(assemble(values), cast(AsyncEngine, engine), metrics)
+    return create_app(assemble(values), cast(AsyncEngine, engine), metrics, tracing=tracing)
 
 
-def make_client(engine: FakeEngine | None = None, metrics: Metrics | None = None, **settings: Any) -> httpx.AsyncClient:
+def make_client(
+    engine: FakeEngine | None = None, metrics: Metrics | None = None, tracing: Tracing | None = None, **settings: Any
+) -> httpx.AsyncClient:
     """A client of the application. Streams come whole: what happens while they run is tested over sockets."""
-    app = make_app(engine or FakeEngine(), metrics, **settings)
+    app = make_app(engine or FakeEngine(), metrics, tracing, **settings)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 

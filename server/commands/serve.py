@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cyclopts import App
@@ -36,6 +37,7 @@ def serve(loaded: Loaded) -> int:
     from server.auth import load_keys
     from server.logs import configure_logging
     from server.tls import tls_options
+    from server.tracing import open_tracing
 
     settings = loaded.settings
     configure_logging(settings.server.log_level, settings.server.log_format)
@@ -43,11 +45,13 @@ def serve(loaded: Loaded) -> int:
     try:
         has_keys = bool(load_keys(settings.access))
         scheme = "https" if tls_options(settings.access) else "http"
+        tracing = open_tracing(settings.server.otlp_traces_endpoint)
         sock = daemon.bind(settings.server.host, settings.server.port)
         warn(access_warnings(settings, has_keys=has_keys, is_loopback=_is_loopback(sock)))
         url = _url(sock, scheme)
         say(f"Chairlift {__version__} loads {settings.engine.model.model}; it will answer at {url}")
-        return daemon.run(settings, sock, show_progress(), lambda engine: say(banner(url, engine, has_keys=has_keys)))
+        on_ready = partial(_say_ready, url, has_keys=has_keys)
+        return daemon.run(settings, sock, show_progress(), on_ready, tracing)
     except ConfigError as error:
         fail(str(error), setting=error.setting, hint=error.hint)
     except daemon.BindError as error:
@@ -64,6 +68,10 @@ def access_warnings(settings: Settings, *, has_keys: bool, is_loopback: bool) ->
     if not has_keys and settings.engine.cache.prefix_cache_per_key:
         warnings.append(_NO_KEYS_TO_TELL_APART)
     return warnings
+
+
+def _say_ready(url: str, engine: AsyncEngine, *, has_keys: bool) -> None:
+    say(banner(url, engine, has_keys=has_keys))
 
 
 def banner(url: str, engine: AsyncEngine, *, has_keys: bool) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from engine.client import Chunk
+from engine.client import Chunk, Usage
 from server.chat.said import Said
 from server.choices import Chunks
 from server.convert import Converter, Work
-from server.errors import to_api_error
+from server.errors import Row, row_of, to_api_error
 from server.json_text import dump_line
-from server.requestlog import Generated
+from server.requestlog import Generated, Times
 from server.responses.transcript import Event, Transcript
 
 _ERROR_CODES = {"invalid_request_error": "invalid_prompt", "service_unavailable": "rate_limit_exceeded"}
@@ -44,9 +43,11 @@ class Making:
         self._keep = keep
         self._request_id = request_id
         self._error: Exception | None = None
-        self._num_prompt_tokens = len(work.generations[0].prompt_token_ids)
+        [self._generation] = work.generations
         self._last: Chunk | None = None
-        self._first_token_s: float | None = None
+        self._times = Times()
+        self._is_stream = False
+        self._failure: Row | None = None
 
     @property
     def response(self) -> dict[str, Any]:
@@ -56,19 +57,24 @@ class Making:
     def generated(self) -> Generated:
         """What it has come to so far, for the log."""
         last = self._last
-        if last is None:
-            return Generated(self._num_prompt_tokens, 0, 0, queue_s=None, first_token_s=None, finish_reasons=())
+        usage = Usage(len(self._generation.prompt_token_ids), 0, 0) if last is None else last.usage
+        finish_reason = None if last is None else last.finish_reason
         return Generated(
-            last.usage.num_prompt_tokens,
-            last.usage.num_cached_tokens,
-            last.usage.num_output_tokens,
-            queue_s=last.queue_s,
-            first_token_s=self._first_token_s,
-            finish_reasons=() if last.finish_reason is None else (last.finish_reason.value,),
+            response_id=self.id,
+            params=self._generation.params,
+            num_choices=1,
+            is_stream=self._is_stream,
+            num_prompt_tokens=usage.num_prompt_tokens,
+            num_cached_tokens=usage.num_cached_tokens,
+            num_output_tokens=usage.num_output_tokens,
+            times=self._times,
+            finish_reasons=() if finish_reason is None else (finish_reason.value,),
+            failure=self._failure,
         )
 
     async def stream(self, chunks: Chunks) -> AsyncGenerator[str, None]:
         """The events as JSON texts. The first ones come with the first chunk: an error before it is raised."""
+        self._is_stream = True
         async with aclosing(self._events(chunks)) as events:
             async for event in events:
                 yield dump_line(event)
@@ -119,6 +125,7 @@ class Making:
                         for event in self._kept(last_events):
                             yield event
         except Exception as error:
+            self._failure = row_of(error)
             if not self._transcript.has_begun:
                 raise
             self._error = error
@@ -126,8 +133,7 @@ class Making:
                 yield event
 
     def _measure(self, chunk: Chunk) -> None:
-        if self._first_token_s is None and chunk.token_ids:
-            self._first_token_s = time.monotonic()
+        self._times.note(chunk)
         self._last = chunk
 
     def _read(self, text: str, *, is_last: bool) -> Said:

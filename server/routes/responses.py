@@ -97,10 +97,11 @@ async def _create(serving: Serving, request: Request, body: ResponsesRequest) ->
     )
     chunks = generate(request, serving, work, place)
     if body.background:
+        state = request.scope["state"]
 
         def ended() -> None:
             release()
-            log_background(making.id, began_s, making.generated())
+            log_background(state, began_s, making.generated())
 
         serving.jobs.start(making, chunks, on_end=ended)
         release = take_over(request.scope)  # else it would end with this answer

@@ -70,6 +70,14 @@ def test_variables_are_settings() -> None:
     assert used - known == set()
 
 
+def test_what_is_installed_is_what_the_project_says() -> None:
+    [line] = [line for line in stages()["build"] if "tomllib" in line]
+    [program] = re.findall(r"python -c '(.*?)'", line)
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert run.stdout.splitlines() == project["dependencies"] + project["optional-dependencies"]["otel"]
+
+
 def test_the_images_hold_no_tools_to_build_with() -> None:
     for name in ("runtime", "cpu", "cuda"):
         for line in stages()[name]:

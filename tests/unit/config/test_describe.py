@@ -67,7 +67,7 @@ def test_defaults_keep_their_own_rules() -> None:
     for setting in describe():
         if isinstance(setting.default, int) and "at_least" in setting.rules:
             assert setting.rules["at_least"] <= setting.default <= setting.rules.get("at_most", setting.default)
-        if "pattern" in setting.rules:
+        if "pattern" in setting.rules and setting.default is not None:
             assert re.fullmatch(setting.rules["pattern"], setting.default)
 
 

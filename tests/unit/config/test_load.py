@@ -9,6 +9,7 @@ import pytest
 from cyclopts import CycloptsError
 
 import config.load
+import config.otlp
 from config.load import Loaded, load
 from config.schema import Settings
 from config.toml import SettingsError
@@ -202,3 +203,56 @@ def test_the_cache_follows_the_platforms_rule() -> None:
     loaded = load([], {"XDG_CACHE_HOME": "/x"})
     assert (loaded.values["cache_dir"], loaded.origins["cache_dir"]) == ("/x/chairlift", "environment XDG_CACHE_HOME")
     assert load(["--cache-dir", "/y"], {"XDG_CACHE_HOME": "/x"}).settings.engine.model.cache_dir == "/y"
+
+
+TRACES, BASE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "origin"),
+    [
+        ({BASE: "http://c:4318"}, "http://c:4318/v1/traces", f"environment {BASE}"),
+        ({BASE: "https://c/otlp/"}, "https://c/otlp/v1/traces", f"environment {BASE}"),
+        ({TRACES: "http://t:1/x", BASE: "http://c:4318"}, "http://t:1/x", f"environment {TRACES}"),
+        ({"CHAIRLIFT_OTLP_TRACES_ENDPOINT": "http://o/", TRACES: "http://t:1/x"}, "http://o/", None),
+        ({TRACES: "http://t:1/x", "OTEL_SDK_DISABLED": "true"}, None, "default"),
+        ({TRACES: "http://t:1/x", "OTEL_TRACES_EXPORTER": "none"}, None, "default"),
+        ({TRACES: "", BASE: ""}, None, "default"),
+        ({TRACES: "http://t:1/x", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http://t:1/x", None),
+    ],
+)
+def test_traces_go_where_opentelemetrys_own_variables_say(
+    environ: dict[str, str], url: str | None, origin: str | None
+) -> None:
+    loaded = load([], environ)
+    assert loaded.settings.server.otlp_traces_endpoint == url
+    assert loaded.origins["otlp_traces_endpoint"] == (origin or loaded.origins["otlp_traces_endpoint"])
+    assert loaded.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({TRACES: "c:4318"}, f'{TRACES} is ignored: "c:4318" is not a URL'),
+        ({BASE: "grpc://c:4317"}, f'{BASE} is ignored: "grpc://c:4317/v1/traces" is not a URL'),
+        ({BASE: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "sent by http/protobuf, not by grpc"),
+    ],
+)
+def test_what_those_ask_for_in_vain_is_a_warning(environ: dict[str, str], message: str) -> None:
+    loaded = load([], environ)
+    assert loaded.settings.server.otlp_traces_endpoint is None
+    [warning] = loaded.warnings
+    assert message in warning
+
+
+def test_so_it_is_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config.otlp, "_PACKAGE", "no-such-package")
+    loaded = load([], {TRACES: "http://t:1/x"})
+    assert loaded.settings.server.otlp_traces_endpoint is None
+    assert loaded.warnings == (f"{TRACES} is ignored: traces need OpenTelemetry (pip install '.[otel]')",)
+    assert load(["--otlp-traces-endpoint", "http://t:1/x"], {}).settings.server.otlp_traces_endpoint == "http://t:1/x"
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "http://localhost:4318", "grpc://localhost:4317/v1/traces"])
+def test_a_url_for_traces_has_all_that_it_needs(url: str) -> None:
+    assert "with its path, such as" in error(["--otlp-traces-endpoint", url])

@@ -102,6 +102,23 @@ def test_a_key_file_without_keys_is_told_before_the_model_loads(tmp_path: Path) 
     assert result.stderr.count("\n") == 1
 
 
+def test_traces_without_what_sends_them_are_told_before_the_model_loads() -> None:
+    script = (
+        "import sys\n"
+        "from server.cli import main\n"
+        "sys.modules['opentelemetry.exporter'] = None\n"
+        "try: main(['serve', '--port', '0', '--otlp-traces-endpoint', 'http://localhost:4318/v1/traces'])\n"
+        "finally: assert 'torch' not in sys.modules\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "chairlift: --otlp-traces-endpoint: traces are sent with OpenTelemetry, which is not"
+    )
+    assert "pip install '.[otel]'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_an_unknown_model_is_told_before_torch_is_imported() -> None:
     result = chairlift("serve", "--port", "0", "--model", "./missing")
     assert result.returncode == 1

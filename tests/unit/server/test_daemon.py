@@ -77,7 +77,7 @@ class Engine:
             raise ConfigError("there is no room\\nfor it", setting="kv_cache_tokens", hint="make some")
         return cls()
 
-def create_app(settings, engine, watchdog):
+def create_app(settings, engine, watchdog, tracing):
     async def hello(request):
         return PlainTextResponse("hello")
     async def hang(request):
