@@ -23,6 +23,7 @@ QUICK = {
     "test_a_cache_that_is_about_as_large_as_one_request[4--1]",
     "test_a_cache_that_is_about_as_large_as_one_request[4-0]",
     "test_the_wall_clock_jumps",
+    "test_three_times_as_many_as_are_let_in",
 }
 """One of each kind: some ten seconds together."""
 

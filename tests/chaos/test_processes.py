@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,51 @@ def test_a_prompt_for_which_there_is_no_memory(tmp_path: Path, model: str) -> No
         assert canary(daemon) == before
         daemon.wait_idle()
         assert health(daemon) == 200
+
+
+def begun_stream(daemon: Daemon, pool: ThreadPoolExecutor) -> Future[list[str]]:
+    """The lines of a stream that takes minutes; it has begun."""
+
+    def read() -> list[str]:
+        body = {"prompt": "riders", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{daemon.url}/v1/completions", json=body, timeout=END_TIMEOUT_S) as response:
+            return [line for line in response.iter_lines() if line]
+
+    lines = pool.submit(read)
+    wait_until(lambda: daemon.gauge("chairlift_requests_running") == 1, 30.0, "no stream runs")
+    return lines
+
+
+SLOW_STEPS = ("--faults", "launch:slow=0.2@1x1000")
+
+
+def test_a_stream_that_outlasts_the_shutdown(tmp_path: Path, model: str) -> None:
+    """It has what was made within the grace period, then an error and [DONE]; the process ends well."""
+    with (
+        serving(tmp_path / "log", model, *SLOW_STEPS, "--shutdown-timeout", "2") as daemon,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        lines = begun_stream(daemon, pool)
+        daemon.signal(signal.SIGTERM)
+        *texts, last, done = lines.result()
+        assert len(texts) > 5
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_dead"
+        assert done == "data: [DONE]"
+        assert daemon.wait(END_TIMEOUT_S) == 0, daemon.log
+
+
+def test_a_second_signal_does_not_wait_for_streams(tmp_path: Path, model: str) -> None:
+    with (
+        serving(tmp_path / "log", model, *SLOW_STEPS, "--shutdown-timeout", "60") as daemon,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        lines = begun_stream(daemon, pool)
+        daemon.signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{daemon.url}/ready").status_code == 503, 10.0, "it does not drain")
+        assert not lines.done()
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait(10.0) == 128 + signal.SIGTERM
+        assert isinstance(lines.exception(), httpx.TransportError)
 
 
 def test_a_full_disk_for_the_model_cache(tmp_path: Path) -> None:

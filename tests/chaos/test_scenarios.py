@@ -392,6 +392,32 @@ async def three_times_as_many_as_there_are_places(stage: Stage) -> None:
     assert set(await statuses(stage, *bodies)) == {200}
 
 
+async def test_three_times_as_many_as_are_let_in() -> None:
+    """While the engine does nothing at all: refusals wait for nobody, and what was let in is answered whole."""
+    num_queued = 5
+    capacity = MAX_NUM_SEQS + num_queued
+
+    async def scenario(stage: Stage) -> None:
+        stage.runner.hold()
+        bodies = [{"prompt": [i], "stream": i % 2 == 0, **LONG} for i in range(capacity)]
+        before = len(stage.submitted)
+        answers = asyncio.create_task(statuses(stage, *bodies))
+        await stage.until(lambda: len(stage.engine._streams) == capacity, "all have come")
+        async with stage.client() as client:
+            for i in range(2 * capacity):
+                body = {"prompt": [9], "stream": i % 2 == 0, **LONG}
+                refused = await client.post("/v1/completions", json=body)
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "overloaded"
+                assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert not answers.done()
+        stage.runner.release()
+        assert await answers == [200] * capacity
+        assert len(stage.submitted) == before + capacity
+
+    await act(scenario, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=num_queued)
+
+
 # Time.
 
 

@@ -39,6 +39,34 @@ def test_decodes_go_first_then_prompts_in_order_within_the_budget():
     assert rows(runner) == [(0, 6, 1), (1, 15, 1), (2, 3, 2)]
 
 
+def test_a_stream_gets_a_token_in_each_step_however_many_long_prompts_come():
+    core, runner = make_core(max_num_batched_tokens=16, num_blocks=256)
+    core.submit(make_submit(0, [1] * 4, max_tokens=60, ignore_eos=True))
+    core.step()
+    for step in range(50):
+        core.submit(make_submit(1 + step, [2] * 100, max_tokens=1))
+        core.step()
+        assert rows(runner)[0] == (0, 4 + step, 1)
+        assert sum(count for _, _, count in rows(runner)) <= 16
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones():
+    """It needs most blocks, which short ones hold: none that comes later may take those that become free."""
+    core, runner = make_core(num_blocks=24, max_num_batched_tokens=64, max_num_seqs=32)
+    for i in range(10):
+        core.submit(make_submit(i, [1 + i] * 4, max_tokens=4, ignore_eos=True))
+    core.step()
+    core.submit(make_submit(100, [40] * 72, max_tokens=4, ignore_eos=True))
+    began: list[int] = []
+    for step in range(40):
+        core.submit(make_submit(200 + step, [1 + step % 30] * 4, max_tokens=4, ignore_eos=True))
+        core.step()
+        began += [request_id for request_id, start, _ in rows(runner) if start == 0]
+        if 100 in began:
+            break
+    assert began == [100], "later ones went first, or it never began"
+
+
 def test_only_a_row_that_reaches_the_last_known_token_is_sampled():
     core, runner = make_core(max_num_batched_tokens=4)
     core.submit(make_submit(0, [1] * 6))
