@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,9 @@ from engine.errors import DeadlineExceeded, EngineDead, EngineError, Overloaded,
 from server.heads import HeadTooLarge, InvalidHttp, UnfitRequest, UrlTooLong
 
 logger = logging.getLogger(__name__)
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
+"""Where something lies in memory, as Python says of an object: errors of templates and grammars are others' words."""
 
 _RETRY_AFTER_DEAD_S = 5  # a supervisor starts the process anew
 
@@ -159,7 +163,7 @@ def to_api_error(error: Exception, *, request_id: str = "") -> ApiError:
         return ApiError(row.status, message, row.type, row.code)
     return ApiError(
         row.status,
-        str(error),
+        _ADDRESS.sub("", str(error)),
         row.type,
         row.code,
         getattr(error, "param", None),
