@@ -19,6 +19,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KernelBackend = Literal["auto", "reference", "cpu"]
 Quantization = Literal["none", "int8"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
+GenerationConfig = Literal["auto", "none"]
 ReasoningParser = Literal["none", "think"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 LogFormat = Literal["text", "json"]
@@ -62,6 +63,10 @@ class ModelConfig:
 
     quantization: Quantization = "none"
     """Weights in fewer bits, converted at load. `int8`: of the linear layers, with the `cpu` kernels."""
+
+    generation_config: GenerationConfig = "auto"
+    """What requests sample with that do not say so. `auto`: with `temperature`, `top_p`, `top_k`, `min_p` and
+    `repetition_penalty` of the model's `generation_config.json`, if it has any; `none`: with the API's own defaults."""
 
     num_threads: int | None = field(default=None, metadata={"at_least": 1})
     """CPU threads the engine computes with. By default the cores this process may use."""

@@ -23,6 +23,7 @@ from engine.model.device import free_memory, resolve_cache_dtype, resolve_device
 from engine.model.loader import LoadedModel, load_model
 from engine.model.resolve import resolve_model
 from engine.model.runner import ModelRunner
+from engine.model.sampling_defaults import sampling_defaults
 from engine.params import MAX_LOGPROBS, SamplingParams
 from engine.plan import PlanRow, PromptScoring, StepPlan
 from engine.progress import Progress
@@ -48,6 +49,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         config.model.model, revision=config.model.revision, cache_dir=config.model.cache_dir, progress=progress
     )
     tokenizer = Tokenizer.load(path)
+    defaults = sampling_defaults(path) if config.model.generation_config == "auto" else {}
     loaded = load_model(path, config.model, progress, block_size=config.cache.block_size)
     cache_dtype = resolve_cache_dtype(config.cache.kv_cache_dtype, loaded.dtype, loaded.kernels)
     capacity = _size_cache(config, loaded, cache_dtype)
@@ -65,6 +67,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         block_size=capacity.block_size,
         num_blocks=capacity.num_blocks,
         kv_cache_dtype=str(cache_dtype).removeprefix("torch."),
+        sampling_defaults=defaults,
     )
     kv = KVCacheManager(
         BlockPool(capacity.num_blocks),

@@ -9,8 +9,8 @@ import logging
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from engine.errors import EngineError, Overloaded, RequestError, is_fault
 from engine.messages import (
@@ -54,6 +54,8 @@ class ModelInfo:
     block_size: int
     num_blocks: int
     kv_cache_dtype: str
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Fields of SamplingParams that the model itself has defaults for: see `model.sampling_defaults`."""
 
     @property
     def kv_cache_tokens(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from engine.client import AsyncEngine
+from engine.core import ModelInfo
 from engine.errors import RequestError
 from engine.messages import Deadlines
 from engine.params import MAX_LOGPROBS, SamplingParams
@@ -120,7 +121,7 @@ class Converter:
         """Raises RequestError (with the field's name), ModelNotFound, or EngineDead."""
         reports = Reports(body.logprobs, body.prompt_logprobs, bool(body.return_token_ids))
         work = self._begin(body, reports, num_prompts=len(body.prompt), best_of=body.best_of)
-        params = _sampling_params(body, max_output_tokens(body), reports)
+        params = _sampling_params(body, max_output_tokens(body), reports, self._engine.info)
         if work.num_each > work.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # to find the likeliest
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
@@ -146,7 +147,7 @@ class Converter:
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         with _renamed(names):
-            params = _sampling_params(body, max_output_tokens(body), reports)
+            params = _sampling_params(body, max_output_tokens(body), reports, self._engine.info)
             if forced := forced_functions(body):  # then the answer has no text that a form could be asked of
                 params = replace(params, grammar=grammar_of_calls(body, forced))
             prompt = await self._encoder_for(body).encode_chat(
@@ -322,10 +323,12 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
 )
-"""Fields that SamplingParams has under the same name, with the API's default."""
+"""Fields that SamplingParams has under the same name. Left out: the model's own default, or else the API's."""
 
 
-def _sampling_params(body: GenerationRequest, max_tokens: int | None, reports: Reports) -> SamplingParams:
+def _sampling_params(
+    body: GenerationRequest, max_tokens: int | None, reports: Reports, info: ModelInfo
+) -> SamplingParams:
     echo = isinstance(body, CompletionRequest) and bool(body.echo)
     if max_tokens is not None and max_tokens < 1 and not (echo or reports.prompt_logprobs is not None):
         raise _invalid("max_tokens", f"max_tokens must be at least 1, got {max_tokens} (0 is for scoring: see echo)")
@@ -339,7 +342,7 @@ def _sampling_params(body: GenerationRequest, max_tokens: int | None, reports: R
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logprobs=reports.logprobs,
         prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
-        **given,
+        **{**info.sampling_defaults, **given},
     )
 
 

@@ -45,7 +45,11 @@ class StreamOptions(ApiModel):
 
 
 class SamplingRequest(ApiModel):
-    """What every route takes that generates. `null` is the same as leaving a field out."""
+    """What every route takes that generates. `null` is the same as leaving a field out.
+
+    Of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`, the model may have defaults of its own: those
+    of its `generation_config.json`, unless the server is told otherwise (`--generation-config none`).
+    """
 
     model: str | None = None
     """The served model's name (see /v1/models). May be left out."""

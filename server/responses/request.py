@@ -71,7 +71,7 @@ def to_chat(
     )
 
 
-def new_response(body: ResponsesRequest, model: str) -> dict[str, Any]:
+def new_response(body: ResponsesRequest, model: str, defaults: Mapping[str, float]) -> dict[str, Any]:
     """The response to `body` before anything has come of it: `protocol.responses_answer.ResponseObject`."""
     text_format = body.text.format if body.text is not None and body.text.format is not None else _PLAIN_TEXT
     return {
@@ -96,14 +96,14 @@ def new_response(body: ResponsesRequest, model: str) -> dict[str, Any]:
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         "text": {"format": text_format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": body.tool_choice.model_dump()
         if isinstance(body.tool_choice, NamedResponseTool)
         else body.tool_choice or "auto",
         "tools": [tool.model_dump(include=_SHOWN_OF_TOOLS) for tool in body.tools or ()],
         "top_logprobs": 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

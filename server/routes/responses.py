@@ -88,7 +88,7 @@ async def _create(serving: Serving, request: Request, body: ResponsesRequest) ->
             serving.responses.put(response["id"], Stored.of(owner, response, before=[*earlier.raw, *body.input]))
 
     making = Making(
-        new_response(body, serving.model),
+        new_response(body, serving.model, serving.engine.info.sampling_defaults),
         work,
         serving.converter,
         owner=owner,

@@ -78,6 +78,14 @@ async def test_defaults_of_chat() -> None:
     assert generation.params == SamplingParams(max_tokens=None)
 
 
+async def test_the_models_own_defaults_hold_where_a_request_says_nothing() -> None:
+    engine = FakeEngine(sampling_defaults={"temperature": 0.6, "top_k": 20})
+    (of_completion,) = (await complete(engine)).generations
+    assert of_completion.params == SamplingParams(max_tokens=16, temperature=0.6, top_k=20)
+    (of_chat,) = (await chat(engine, temperature=1, top_p=0.5)).generations
+    assert of_chat.params == SamplingParams(max_tokens=None, temperature=1, top_p=0.5, top_k=20)
+
+
 async def test_every_sampling_field_arrives() -> None:
     fields = {
         "max_tokens": 7,
