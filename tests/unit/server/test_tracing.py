@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -157,9 +158,10 @@ async def test_refusals_are_the_clients_errors(tracing: Tracing, exporter: InMem
 
 
 async def test_one_in_the_background_has_its_own_below(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    engine = FakeEngine(say("ab", "c"))
-    async with make_client(engine, tracing=tracing) as client:
+    gate = asyncio.Event()
+    async with make_client(FakeEngine(say("ab", gate, "c")), tracing=tracing) as client:
         answer = await client.post("/v1/responses", json={"input": "hi", "background": True})
+        gate.set()
         await delete_at_end(client, answer.json()["id"])
     request, response = exporter.get_finished_spans()
     assert (request.kind, response.kind) == (SpanKind.SERVER, SpanKind.INTERNAL)
@@ -244,8 +246,10 @@ async def test_the_log_line_names_the_span(
     tracing: Tracing, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "server.requestlog")
-    async with make_client(FakeEngine(say("a")), tracing=tracing) as client:
+    gate = asyncio.Event()
+    async with make_client(FakeEngine(say("a", gate, "b")), tracing=tracing) as client:
         answer = await client.post("/v1/responses", json={"input": "hi", "background": True})
+        gate.set()
         await delete_at_end(client, answer.json()["id"])
     fields = [record.fields for record in caplog.records if hasattr(record, "fields")]
     lines = [each for each in fields if "trace_id" in each]
@@ -381,7 +385,8 @@ async def test_the_end_waits_no_longer_than_it_says(caplog: pytest.LogCaptureFix
             released.wait()
 
     try:
-        await Tracing(Stuck()).close(timeout_s=0.01)
+        async with asyncio.timeout(10):
+            await Tracing(Stuck()).close(timeout_s=0.01)
     finally:
         released.set()
     assert "could not be sent within 0.01 s" in caplog.text
