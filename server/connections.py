@@ -170,8 +170,8 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Some of its URL has come. Raises UrlTooLong."""
-        self._head.add_url(url)
         super().on_url(url)
+        self._head.add_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header has come. Raises HeadTooLarge."""
@@ -312,12 +312,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _log_stopped_reader(self) -> None:
-        request_id = "" if self._answered is None else self._answered.scope["state"].get("request_id", "")
-        logger.info(
-            "request %s is cut off: its client has taken nothing of the answer for %g s",
-            request_id,
-            self.write_timeout_s,
-        )
+        logger.info("a client is cut off: it has taken nothing of its answer for %g s", self.write_timeout_s)
 
     def _wait(self) -> None:
         if not self.transport.is_closing():

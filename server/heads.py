@@ -96,6 +96,8 @@ class HeadBounds:
 
 def check_head(method: bytes, url: bytes, http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Raise InvalidHttp for a head that parses and is not fit all the same. `headers` with names in lower case."""
+    if http_version not in ("1.0", "1.1"):
+        raise InvalidHttp(f"this server speaks HTTP/1.1, and HTTP/{http_version} was spoken to it")
     if method == b"CONNECT":
         raise InvalidHttp("CONNECT is for proxies, and this is none")
     try:

@@ -55,7 +55,8 @@ class Outgoing(asyncio.Transport):
         """Checks that found it no more than the one before."""
         self._socket = _tcp_socket_of(transport)
         if self._socket is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_IN_SOCKET)
+            with suppress(OSError):  # the client has gone already
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_IN_SOCKET)
 
     def write(self, data: Any) -> None:
         """See asyncio.WriteTransport."""
@@ -111,7 +112,8 @@ class Outgoing(asyncio.Transport):
     def _abort(self) -> None:
         """With a reset: else the kernel would keep what is left, and try on."""
         if self._socket is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
 

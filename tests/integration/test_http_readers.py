@@ -91,7 +91,7 @@ async def test_a_reader_that_stops_is_cut_off(
     with client:
         client.sendall(post(stream=stream))
         [call] = await engine.wait_for_calls(1)
-        assert "is cut off: its client has taken nothing" in await logged(caplog, "server.connections")
+        assert "it has taken nothing of its answer" in await logged(caplog, "server.connections")
         async with asyncio.timeout(SOON_S):
             await call.ended.wait()
         assert call.was_aborted == stream  # a whole answer had been said before it was written
@@ -110,7 +110,7 @@ async def test_it_is_when_the_connection_is_being_closed(
     server = await serve(say(*PIECES), write_timeout_s=SHORT_S, certificates=certificates if tls else None)
     with await asyncio.to_thread(connect, server, certificates if tls else None) as client:
         client.sendall(post("Connection: close"))
-        assert "is cut off: its client has taken nothing" in await logged(caplog, "server.connections")
+        assert "it has taken nothing of its answer" in await logged(caplog, "server.connections")
         assert await asyncio.to_thread(is_reset, client)
 
 
@@ -121,15 +121,20 @@ def read(client: Client, *, slowly: bool = False) -> bytes:
         time.sleep(SLOW_S / 4)
         for _ in range(8):
             data += client.recv(4096)
-    while not data.endswith((b"0\r\n\r\n", b"}}")):
-        data += client.recv(65536)
+    while more := client.recv(65536):
+        data += more
+        if data.endswith((b"0\r\n\r\n", b"}}")):
+            break
     return data
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("stream", [False, True], ids=["full", "stream"])
-async def test_a_slow_reader_gets_it_all(serve: Serve, certificates: Path, tls: bool, stream: bool) -> None:
+async def test_a_slow_reader_gets_it_all(
+    serve: Serve, certificates: Path, monkeypatch: pytest.MonkeyPatch, tls: bool, stream: bool
+) -> None:
+    monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", SHORT_S)
     engine = FakeEngine(say(*PIECES))
     server = await serve(engine, write_timeout_s=SLOW_S, certificates=certificates if tls else None)
     with await asyncio.to_thread(connect, server, certificates if tls else None) as client:

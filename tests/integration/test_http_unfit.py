@@ -140,6 +140,8 @@ INVALID = {
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "another version": b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+    "an old version": b"GET /v1/models\r\n\r\n",
+    "a new version": b"GET / HTTP/2.0\r\nHost: x\r\n\r\n",
     "a space in the URL": b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
     "not ASCII": b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
     "CONNECT": b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -254,6 +256,7 @@ async def test_they_are_logged_and_counted(serve: Serve, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, "server")
     connect = await serve()
     await refusal(await connect(), head(num_headers=MAX_HEADERS + 1).replace(b"GET", b"POST"))
+    await refusal(await connect(), head(url_len=MAX_URL_BYTES + 1))
     await refusal(await connect(), INVALID["tls"])
     await refusal(await connect(), INVALID["no chunk size"])
     metrics = (await ask(await connect(), GET.replace(b"/v1/models", b"/metrics"))).decode().partition("\r\n\r\n")[2]
@@ -270,6 +273,7 @@ async def test_they_are_logged_and_counted(serve: Serve, caplog: pytest.LogCaptu
     lines = [record.getMessage() for record in caplog.records if record.name == "server.requestlog"]
     assert [line.partition(" in ")[0] for line in lines] == [
         "POST /v1/models 431",
+        "GET /v1/models 414",
         "- - 400",
         "POST /v1/completions 400",
     ]
