@@ -13,6 +13,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from types import FrameType
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 OVERTIME_S = 5
 """How long requests that were failed at the end of the grace period have to say so to their clients."""
 _TICK_S = 0.05
+SWITCH_INTERVAL_S = 0.0005
+"""How long one thread may hold the interpreter while another waits for it. With Python's own 5 ms, the engine thread
+finds the event loop in its way after each step, and streams are up to a tenth slower; with less, no faster."""
 ENGINE_DIED = 1
 """Exit status when the engine has ended by a fault: a supervisor starts the process again."""
 
@@ -86,6 +90,7 @@ def run(
     `show` gives the function that is told the progress of loading; `on_ready` is called when requests are answered.
     Raises ConfigError when the settings cannot be honoured.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # uvicorn sets its own handlers while it serves, then sends the signal once more to those before: exit 0 is ours.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: None)
