@@ -426,3 +426,14 @@ async def test_reasoning_effort_is_a_switch_of_the_template_where_it_has_one() -
         answer = await client.post(PATH, json={"input": "hi", "reasoning": {"effort": "low"}})
     assert answer.json()["reasoning"]["effort"] == "low"
     assert engine.tokenizer.chats[-1][1] == {"reasoning_effort": "low"}
+
+
+async def test_the_models_own_sampling_defaults_are_said_back() -> None:
+    engine = FakeEngine(say("a"), sampling_defaults={"temperature": 0.5, "top_p": 0.9, "top_k": 20})
+    async with make_client(engine) as client:
+        left_out = (await client.post("/v1/responses", json={"input": "hi"})).json()
+        given = (await client.post("/v1/responses", json={"input": "hi", "temperature": 2, "top_p": 1})).json()
+    assert (left_out["temperature"], left_out["top_p"]) == (0.5, 0.9)
+    assert (given["temperature"], given["top_p"]) == (2, 1)
+    assert [call.params.temperature for call in engine.calls] == [0.5, 2]
+    assert [call.params.top_k for call in engine.calls] == [20, 20]
