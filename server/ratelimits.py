@@ -42,6 +42,8 @@ HEADERS = tuple(f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") 
 _MINUTE_S = 60.0
 _NEARLY = 1e-3
 """So much of a request or token may be missing: who comes back in time is not refused for the last bit of a float."""
+_NO_TIME_S = 1e-6
+"""What the rounding of a clock may leave of a wait that is over."""
 
 
 class Bucket:
@@ -65,7 +67,8 @@ class Bucket:
     def seconds_until(self, amount: float, now_s: float) -> float:
         """How long it takes until `amount`, at most the limit, is there; 0 if it is."""
         missing = amount - self.level(now_s)
-        return 0.0 if missing <= _NEARLY else missing * _MINUTE_S / self.limit
+        wait_s = missing * _MINUTE_S / self.limit
+        return 0.0 if missing <= _NEARLY or wait_s <= _NO_TIME_S else wait_s
 
     def take(self, amount: int, now_s: float) -> None:
         """Take `amount`, be it there or not; give it back if it is negative."""

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import torch
 
+ABI = 1
+"""CL_ABI in `csrc/kernels.h`."""
+
 VARIANTS = ("amx", "avx512bf16", "avx512", "avx2")
 """Instruction sets, the fastest first."""
 
@@ -260,6 +263,10 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(found[0]))
     except OSError as error:
         raise KernelsMissing(f"the C kernels do not load: {error}") from error
+    if getattr(lib, "cl_abi", int)() != ABI:
+        raise KernelsMissing(
+            "the C kernels were built for another version of Chairlift: install again (make serve does)"
+        )
     lib.cl_choose.argtypes, lib.cl_choose.restype = (c_char_p,), POINTER(_Kernels)
     lib.cl_run.argtypes, lib.cl_run.restype = (c_void_p, c_int64, c_int), None
     lib.cl_pack_weight.argtypes, lib.cl_pack_weight.restype = (c_void_p, c_int), None

@@ -16,6 +16,10 @@
 
 #include <stdint.h>
 
+// Changes with every change of a struct here or of what the workspaces must hold: a library that was built before is
+// then not used (library.py has the same number).
+#define CL_ABI 1
+
 typedef void cl_kernel(const void *args, int thread, int num_threads);
 
 struct cl_call {

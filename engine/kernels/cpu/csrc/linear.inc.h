@@ -16,10 +16,10 @@
 
 // k's in a chunk, multiples of every k block. A chunk of weights as they are has 256 KiB, for the second-level cache.
 // With 16 registers each weight serves few rows, and must come from the first-level cache: 24 KiB. What is expanded has
-// 16 KiB, or for rows 72 KiB.
+// 16 KiB, or for rows 36 KiB.
 enum {
     NAME(direct_chunk) = (CL_WIDTH == 512 ? 4096 : 384) / (int)sizeof(elem),
-    NAME(expanded_chunk) = ROW_IS_ELEM ? 128 : 192
+    NAME(expanded_chunk) = ROW_IS_ELEM ? 128 : 96
 };
 
 #if defined(CL_AMX) && ELEM_BF16

@@ -59,6 +59,8 @@ void cl_run(const struct cl_call *calls, int64_t num_calls, int num_threads) {
     }
 }
 
+int cl_abi(void) { return CL_ABI; }
+
 // The file whose OpenMP this is.
 const char *cl_openmp_path(void) {
     Dl_info info;

@@ -31,3 +31,9 @@ def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(library, "DIRECTORY", tmp_path)
     with pytest.raises(KernelsMissing, match="compiler"):
         library.library.__wrapped__()
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "ABI", library.ABI + 1)
+    with pytest.raises(library.KernelsMissing, match="another version"):
+        library.library.__wrapped__()
