@@ -265,7 +265,7 @@ def library() -> ctypes.CDLL:
         raise KernelsMissing(f"the C kernels do not load: {error}") from error
     if getattr(lib, "cl_abi", int)() != ABI:
         raise KernelsMissing(
-            "the C kernels were built for another version of Chairlift: install again (make serve does)"
+            "the C kernels were built for another version: install again (make serve does)"
         )
     lib.cl_choose.argtypes, lib.cl_choose.restype = (c_char_p,), POINTER(_Kernels)
     lib.cl_run.argtypes, lib.cl_run.restype = (c_void_p, c_int64, c_int), None
