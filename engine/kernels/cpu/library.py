@@ -264,9 +264,7 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise KernelsMissing(f"the C kernels do not load: {error}") from error
     if getattr(lib, "cl_abi", int)() != ABI:
-        raise KernelsMissing(
-            "the C kernels were built for another version: install again (make serve does)"
-        )
+        raise KernelsMissing("the C kernels were built for another version: install again (make serve does)")
     lib.cl_choose.argtypes, lib.cl_choose.restype = (c_char_p,), POINTER(_Kernels)
     lib.cl_run.argtypes, lib.cl_run.restype = (c_void_p, c_int64, c_int), None
     lib.cl_pack_weight.argtypes, lib.cl_pack_weight.restype = (c_void_p, c_int), None
