@@ -180,7 +180,7 @@ def test_a_full_disk_for_the_model_cache(tmp_path: Path) -> None:
 def test_health_answers_while_huge_prompts_are_read(tmp_path: Path, model: str) -> None:
     """10 MB each: refused by their beginning, or read whole to be counted. p99 of /health stays below 100 ms."""
     huge = "the chairlift never stops " * (10 * 2**20 // 26)
-    with serving(tmp_path / "log", model) as daemon, ThreadPoolExecutor(3) as pool:
+    with serving(tmp_path / "log", model, "--max-queued-tokens", "100000000") as daemon, ThreadPoolExecutor(3) as pool:
         before = canary(daemon)
         jobs = [pool.submit(ask, daemon, prompt=huge) for _ in range(6)]
         jobs.append(pool.submit(httpx.post, f"{daemon.url}/tokenize", json={"prompt": huge}, timeout=END_TIMEOUT_S))
