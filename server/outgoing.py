@@ -79,7 +79,7 @@ class Outgoing(asyncio.Transport):
         if self._timer is not None:
             self._timer.cancel()
 
-    def has_left(self) -> bool:
+    def is_read(self) -> bool:
         """Whether the client has all that was written to it, as far as can be known."""
         return not self._progress()[1]
 

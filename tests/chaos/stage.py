@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,6 +43,7 @@ BLOCK_SIZE = 4
 MAX_NUM_SEQS = 4
 BUDGET = 16
 DEADLINE_S = 15.0
+LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
 CANARY = {"prompt": [7, 8, 9, 10, 11], "max_tokens": 10, "temperature": 0, "ignore_eos": True}
 
 
@@ -303,3 +304,14 @@ async def settled() -> None:
     last = None
     while last != (last := Remains.now()):  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(0.05)
+
+
+Scenario = Callable[[Stage], Awaitable[None]]
+
+
+async def act(scenario: Scenario, *, warm_up: dict[str, Any] | None = None, **settings: Any) -> None:
+    """Play a scenario, and check. `warm_up`: a request that starts what stays."""
+    async with staged(**settings) as stage:
+        await take_bearings(stage, warm_up)
+        await scenario(stage)
+        await stage.check_invariants()

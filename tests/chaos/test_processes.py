@@ -114,29 +114,27 @@ def test_a_prompt_for_which_there_is_no_memory(tmp_path: Path, model: str) -> No
         assert health(daemon) == 200
 
 
-def begun_stream(daemon: Daemon, pool: ThreadPoolExecutor) -> Future[list[str]]:
-    """The lines of a stream that takes minutes; it has begun."""
+SLOW_STEPS = ("--faults", "launch:slow=0.2@1x1000")
+
+
+@contextmanager
+def streaming(log: Path, model: str, *arguments: str) -> Iterator[tuple[Daemon, Future[list[str]]]]:
+    """A server, and what will be the lines of a stream that would take minutes; it has begun."""
 
     def read() -> list[str]:
         body = {"prompt": "riders", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{daemon.url}/v1/completions", json=body, timeout=END_TIMEOUT_S) as response:
             return [line for line in response.iter_lines() if line]
 
-    lines = pool.submit(read)
-    wait_until(lambda: daemon.gauge("chairlift_requests_running") == 1, 30.0, "no stream runs")
-    return lines
-
-
-SLOW_STEPS = ("--faults", "launch:slow=0.2@1x1000")
+    with serving(log, model, *SLOW_STEPS, *arguments) as daemon, ThreadPoolExecutor(1) as pool:
+        lines = pool.submit(read)
+        wait_until(lambda: daemon.gauge("chairlift_requests_running") == 1, 30.0, "no stream runs")
+        yield daemon, lines
 
 
 def test_a_stream_that_outlasts_the_shutdown(tmp_path: Path, model: str) -> None:
     """It has what was made within the grace period, then an error and [DONE]; the process ends well."""
-    with (
-        serving(tmp_path / "log", model, *SLOW_STEPS, "--shutdown-timeout", "2") as daemon,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        lines = begun_stream(daemon, pool)
+    with streaming(tmp_path / "log", model, "--shutdown-timeout", "2") as (daemon, lines):
         daemon.signal(signal.SIGTERM)
         *texts, last, done = lines.result()
         assert len(texts) > 5
@@ -146,11 +144,7 @@ def test_a_stream_that_outlasts_the_shutdown(tmp_path: Path, model: str) -> None
 
 
 def test_a_second_signal_does_not_wait_for_streams(tmp_path: Path, model: str) -> None:
-    with (
-        serving(tmp_path / "log", model, *SLOW_STEPS, "--shutdown-timeout", "60") as daemon,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        lines = begun_stream(daemon, pool)
+    with streaming(tmp_path / "log", model, "--shutdown-timeout", "60") as (daemon, lines):
         daemon.signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{daemon.url}/ready").status_code == 503, 10.0, "it does not drain")
         assert not lines.done()

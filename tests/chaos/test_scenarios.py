@@ -1,7 +1,8 @@
 """What may happen to a server, a scenario each, over a fake model (`stage`); and after each the same invariants.
 
 No request runs or waits, all blocks are free, no thread, task or descriptor is left, a canary's text is unchanged, each
-accepted request has ended exactly once, and the counters add up. `test_processes` has what needs a process.
+accepted request has ended exactly once, and the counters add up. `test_slow_clients` has those that are slow,
+`test_processes` what needs a process.
 """
 
 from __future__ import annotations
@@ -14,24 +15,21 @@ from typing import Any
 
 import pytest
 
-from server import outgoing
-from tests.chaos.stage import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, Stage, leave, raw_post, reset, staged, take_bearings
-from tests.factories import expected_output
-from tests.factories_text import byte_level
+from tests.chaos.stage import (
+    BLOCK_SIZE,
+    BUDGET,
+    LONG,
+    MAX_NUM_SEQS,
+    Scenario,
+    Stage,
+    act,
+    leave,
+    raw_post,
+    reset,
+    staged,
+)
 
 pytestmark = pytest.mark.anyio
-
-Scenario = Callable[[Stage], Awaitable[None]]
-LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
-
-
-async def act(scenario: Scenario, *, warm_up: dict[str, Any] | None = None, **settings: Any) -> None:
-    """Play a scenario, and check. `warm_up`: a request that starts what stays."""
-    async with staged(**settings) as stage:
-        await take_bearings(stage, warm_up)
-        await scenario(stage)
-        await stage.check_invariants()
-
 
 # Requests whose time is over.
 
@@ -178,92 +176,6 @@ async def one_leaves_between_requests_of_a_connection(stage: Stage) -> None:
         reader, writer = await stage.send(prompt=[5], max_tokens=2)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(raw_post({"prompt": [6], "max_tokens": 2}))
-        writer.close()
-
-
-# Slow clients.
-
-
-async def a_reader_takes_its_time(stage: Stage) -> None:
-    reader, writer = await stage.send(prompt=[9], stream=True, **LONG)
-    got = b""
-    while b"[DONE]" not in got:
-        got += await reader.read(64)
-        await asyncio.sleep(0)
-    writer.close()
-    texts = [json.loads(line[6:])["choices"][0]["text"] for line in _events(got)]
-    tokens = expected_output([9], 100, frozenset())
-    assert "".join(texts) == byte_level().decode(tokens)
-
-
-async def a_reader_stops_and_leaves(stage: Stage) -> None:
-    _, writer = await stage.send(prompt=[9], stream=True, n=8, **LONG)
-    await stage.until(lambda: len(stage.ends) > 4, "some choices have ended")
-    reset(writer)
-
-
-async def a_reader_stops_and_stays(stage: Stage) -> None:
-    """Its choices are aborted in the middle, and one of another client goes on."""
-    stage.runner.hold()
-    with stage.send_and_stop(prompt=[9], stream=True, n=MAX_NUM_SEQS - 1, **LONG):
-        other, writer = await stage.send(prompt=[8], stream=True, **LONG)
-        await stage.until(lambda: stage.runner.num_reached > 0, "a step has begun")
-        await stage.step_until(lambda: stage.engine.stats.num_running == MAX_NUM_SEQS, "all run")
-        stage.runner.let(30)
-        await stage.until(lambda: len(stage.connections) == 1, "it is cut off")
-        await stage.step_until(lambda: stage.engine.stats.num_running == 1, "its choices are aborted")
-        stage.runner.release()
-        async with asyncio.timeout(10):
-            await other.readuntil(b"[DONE]")
-        writer.close()
-
-
-async def test_fifty_readers_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for them is bounded, they are cut off, and others are answered all the time."""
-    num_choices, mark = 3, 8192
-    monkeypatch.setattr(outgoing, "_MAX_IN_SOCKET", 4096)  # their streams are small: so are the buffers
-
-    async def scenario(stage: Stage) -> None:
-        stage.runner.hold()
-        clients = [stage.send_and_stop(prompt=[i], stream=True, n=num_choices, **LONG) for i in range(50)]
-        await stage.until(lambda: len(stage.connections) == len(clients), "all have come")
-        for connection in stage.connections:
-            connection.transport.set_write_buffer_limits(mark)
-        stopped = set(stage.connections)
-        sizes = lambda: [connection.transport.get_write_buffer_size() for connection in stopped]  # noqa: E731
-        # Step by step: tokens that come together go out as one event, and then there may be too little to wait.
-        await stage.step_until(lambda: max(sizes()) > mark, "something waits for a reader")
-        most_buffered, most_queued = max(sizes()), 0
-        stage.runner.release()
-        deadline_s = time.monotonic() + 60
-        while stopped & stage.connections:
-            assert time.monotonic() < deadline_s, "they are not cut off"
-            queued = [len(stream.events) for stream in stage.engine._streams.values()]
-            most_buffered, most_queued = max(most_buffered, *sizes()), max(most_queued, *queued, 0)
-            assert (await stage.complete(prompt=[7], max_tokens=2)).status_code == 200
-            await asyncio.sleep(0.01)
-        assert mark < most_buffered < mark + 1024  # an event more
-        assert most_queued <= LONG["max_tokens"] + 1  # all tokens, and the end
-        for client in clients:
-            client.close()
-
-    await act(scenario, write_timeout=1)
-
-
-def _events(body: bytes) -> list[bytes]:
-    return [line for line in body.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data: {")]
-
-
-async def heads_and_bodies_come_slowly(stage: Stage) -> None:
-    """One stops in its head, one in its body: both are cut off, and others do not notice."""
-    in_head, in_body = (await stage.connect()), (await stage.connect())
-    in_head[1].write(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
-    in_body[1].write(raw_post({"prompt": [5]})[:-3])
-    assert (await stage.complete(prompt=[6], max_tokens=2)).status_code == 200
-    async with asyncio.timeout(10):
-        assert b"200 OK" not in await in_head[0].read()
-        assert b"200 OK" not in await in_body[0].read()
-    for _, writer in (in_head, in_body):
         writer.close()
 
 
@@ -446,10 +358,6 @@ SCENARIOS: dict[Scenario, dict[str, Any]] = {
     two_hundred_leave_at_once: {},
     all_leave_in_their_bodies: {},
     one_leaves_between_requests_of_a_connection: {},
-    a_reader_takes_its_time: {},
-    a_reader_stops_and_leaves: {},
-    a_reader_stops_and_stays: {"write_timeout": 1},
-    heads_and_bodies_come_slowly: {"header_timeout": 1, "body_timeout": 1},
     an_observer_fails_once: {},
     three_times_as_many_as_there_are_places: {},
 }

@@ -182,7 +182,7 @@ def test_what_the_clients_kernel_takes_counts_whatever_the_buffer_does(
         clock.advance(TIMEOUT_S * 0.9)
         for _ in range(4):
             num_left -= len(client.recv(4096))
-        assert not outgoing.has_left()
+        assert not outgoing.is_read()
     assert calls == []
     clock.advance(1.5 * TIMEOUT_S)
     assert calls == ["stopped"]
@@ -196,5 +196,5 @@ def test_what_the_client_has_is_not_waited_for(pair: tuple[socket.socket, socket
     outgoing.write(b"")
     sock.send(b"x" * 100)
     clock.advance(10 * TIMEOUT_S)
-    assert outgoing.has_left()
+    assert outgoing.is_read()
     assert (calls, clock.is_idle) == ([], True)
