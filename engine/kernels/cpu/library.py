@@ -268,7 +268,6 @@ def library() -> ctypes.CDLL:
     lib.cl_choose.argtypes, lib.cl_choose.restype = (c_char_p,), POINTER(_Kernels)
     lib.cl_run.argtypes, lib.cl_run.restype = (c_void_p, c_int64, c_int), None
     lib.cl_pack_weight.argtypes, lib.cl_pack_weight.restype = (c_void_p, c_int), None
-    lib.cl_use_large_pages.argtypes, lib.cl_use_large_pages.restype = (c_void_p, c_int64), None
     lib.cl_openmp_path.argtypes, lib.cl_openmp_path.restype = (), c_char_p
     return lib
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.cpu import memory
 from engine.kernels.cpu.library import Gather, Linear, Pack, is_supported, kernel_table, library
 from engine.kernels.cpu.run import ACTIVATIONS, address, as_rows, elements_per_pack, run
 
@@ -139,8 +140,7 @@ def _pack(
     pk, spread = elements_per_pack(dtype), 1 if gated_by is None else 2
     strips = -(-(sum(sizes) // spread) // STRIP) * spread
     block = STRIP * 16 * pk
-    packed = torch.zeros(strips * -(-in_features // (16 * pk)) * block, dtype=torch.int8 if int8 else dtype)
-    library().cl_use_large_pages(packed.data_ptr(), packed.nbytes)
+    packed = memory.zeros(strips * -(-in_features // (16 * pk)) * block, torch.int8 if int8 else dtype)
     scale = torch.ones(strips * STRIP) if int8 else None
     bias = torch.zeros(strips * STRIP) if any(part is not None for part in biases) else None
     first = offset = 0

@@ -21,13 +21,20 @@ enum {
     NAME(direct_chunk) = (CL_WIDTH == 512 ? 4096 : 384) / (int)sizeof(elem),
     NAME(expanded_chunk) = ROW_IS_ELEM ? 128 : 96
 };
+// FEW_ROWS, those of one tile, take each weight once. So their chunks may be long, and the next one is fetched in a
+// steady stream.
+#define FEW_ROWS 6
+enum {
+    NAME(direct_long_chunk) = 4096 / (int)sizeof(elem),
+    NAME(expanded_long_chunk) = NAME(expanded_chunk) * SUM_ROWS / FEW_ROWS
+};
 
 #if defined(CL_AMX) && ELEM_BF16
 #define WHOLE_BLOCKS 1 // a tile takes a whole block of k's
 #include "amx.inc.h"
 #else
 #define WHOLE_BLOCKS 0
-#define TILE_ROWS 6
+#define TILE_ROWS FEW_ROWS
 // Strips of a tile: as many as leave registers for its sums. Fewer sums than 8 would wait for each other.
 #define TILE_STRIPS(rows) (CL_WIDTH == 512 || (rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
 
@@ -131,10 +138,11 @@ static void NAME(expand_weight)(const char *weight, int64_t block_bytes, int64_t
 }
 #endif
 
-// A chunk of rows as row_elem, [rows][expanded_chunk], with zeros up to a whole k block.
-static void NAME(expand_rows)(const elem *x, int64_t x_stride, int64_t rows, int64_t num_k, row_elem *out) {
+// A chunk of rows as row_elem, with zeros up to a whole k block.
+static void NAME(expand_rows)(const elem *x, int64_t x_stride, int64_t rows, int64_t num_k, row_elem *out,
+                              int64_t out_stride) {
     const int64_t padded = (num_k + 16 * PK - 1) / (16 * PK) * (16 * PK);
-    for (int64_t r = 0; r < rows; r++, x += x_stride, out += NAME(expanded_chunk)) {
+    for (int64_t r = 0; r < rows; r++, x += x_stride, out += out_stride) {
         for (int64_t k = 0; k < num_k; k += LANES) {
             const int64_t n = min_(LANES, num_k - k);
             ROW(store_n)(out + k, NAME(load_n)(x + k, n), n);
@@ -205,12 +213,16 @@ static struct NAME(part) NAME(part_of)(const struct cl_linear *op, int thread, i
     return part;
 }
 
-// Strips `strip` ... of one group; `after` comes next.
-static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip,
-                               int64_t strips, struct ahead after) {
+// Strips `strip` ... of one group; `after` comes next. `are_few`, a constant: no more than FEW_ROWS rows.
+INLINE void NAME(linear_group)(const bool are_few, const struct cl_linear *op, const struct NAME(part) *part,
+                               int64_t strip, int64_t strips, const struct ahead after) {
     const bool expand_weight = ELEM_BF16 && ROW_IS_ELEM && op->scale;
     const bool expand_rows = !ROW_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * PK));
-    const int64_t chunk = expand_weight || expand_rows ? NAME(expanded_chunk) : NAME(direct_chunk);
+    // An expanded chunk of weights is never long.
+    const int64_t wide_chunk = are_few && !(ELEM_BF16 && ROW_IS_ELEM) ? NAME(expanded_long_chunk)
+                                                                      : NAME(expanded_chunk);
+    const int64_t direct_chunk = are_few ? NAME(direct_long_chunk) : NAME(direct_chunk);
+    const int64_t chunk = expand_weight || expand_rows ? wide_chunk : direct_chunk;
     const int64_t group_strips = min_(4, part->total_strips - strip / 4 * 4);
     const int64_t block_bytes = group_strips * STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem));
     int64_t group_bytes;
@@ -231,9 +243,9 @@ static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(par
             } else if (row + SUM_ROWS >= part->last_row) {
                 ahead = after;
             }
-            if (expand_rows) NAME(expand_rows)((const elem *)x, op->x_stride, rows, num_k, wide_rows);
+            if (expand_rows) NAME(expand_rows)((const elem *)x, op->x_stride, rows, num_k, wide_rows, wide_chunk);
             if (expand_rows) x = wide_rows;
-            const int64_t x_stride = expand_rows ? NAME(expanded_chunk) : op->x_stride;
+            const int64_t x_stride = expand_rows ? wide_chunk : op->x_stride;
 #if ELEM_BF16 && ROW_IS_ELEM
             elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
             if (expand_weight) {
@@ -256,6 +268,17 @@ static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(par
     }
 }
 
+// Functions of their own, and the chunks' sizes constants in them: otherwise the compiler runs out of registers in the
+// loops for many rows, which then take up to twice as long.
+static __attribute__((noinline)) void NAME(linear_few)(const struct cl_linear *op, const struct NAME(part) *part,
+                                                       int64_t strip, int64_t strips, const struct ahead after) {
+    NAME(linear_group)(true, op, part, strip, strips, after);
+}
+static __attribute__((noinline)) void NAME(linear_many)(const struct cl_linear *op, const struct NAME(part) *part,
+                                                        int64_t strip, int64_t strips, const struct ahead after) {
+    NAME(linear_group)(false, op, part, strip, strips, after);
+}
+
 // A group that is read soon: its first chunk, as far as the cache has room.
 static struct ahead NAME(ahead_of)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip) {
     int64_t bytes;
@@ -276,7 +299,10 @@ static void NAME(linear)(const void *args, int thread, int num_threads) {
             const struct NAME(part) next = NAME(part_of)(op->next, thread, num_threads);
             if (next.first < next.last) after = NAME(ahead_of)(op->next, &next, next.first);
         }
-        NAME(linear_group)(op, &part, strip, strips, after);
+        if (part.last_row - part.first_row <= FEW_ROWS)
+            NAME(linear_few)(op, &part, strip, strips, after);
+        else
+            NAME(linear_many)(op, &part, strip, strips, after);
     }
 #if defined(CL_AMX) && ELEM_BF16
     amx_release();
@@ -304,5 +330,6 @@ static void NAME(gather)(const void *args, int thread, int num_threads) {
 #undef SUM_ROWS
 #undef STRIP_BLOCK
 #undef TILE_ROWS
+#undef FEW_ROWS
 #undef WHOLE_BLOCKS
 #undef TILE_STRIPS

@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -143,11 +142,4 @@ static void pack(const void *args, int thread, int num_threads) {
 void cl_pack_weight(const struct cl_pack *op, int num_threads) {
     const struct cl_call call = {pack, op};
     cl_run(&call, 1, num_threads);
-}
-
-// Ask for large pages under a large tensor, so that reading it does not miss the address cache every 4 KiB.
-void cl_use_large_pages(char *start, int64_t bytes) {
-    const uintptr_t page = 2 << 20, first = ((uintptr_t)start + page - 1) / page * page;
-    const uintptr_t last = ((uintptr_t)start + (uintptr_t)bytes) / page * page;
-    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
 }
