@@ -96,13 +96,16 @@ class Sampler:
 def _choices(where: Sequence[int], rows: Sequence[PlanRow], vocab_size: int) -> Choices:
     params = [_params(row) for row in rows]
     greedy = [each.greedy or each.top_k == 1 for each in params]
+    u = np.zeros(len(rows))
+    if not all(greedy):
+        u = uniform([row.seed for row in rows], [row.end for row in rows])
     return Choices(
         rows=np.array(where, dtype=np.int64),
         temperature=np.array([0.0 if g else each.temperature for g, each in zip(greedy, params, strict=True)]),
         top_k=np.array([_top_k(each, vocab_size) for each in params], dtype=np.float64),
         top_p=np.array([each.top_p for each in params], dtype=np.float64),
         min_p=np.array([each.min_p for each in params], dtype=np.float64),
-        u=uniform([row.seed for row in rows], [row.end for row in rows]),
+        u=u,
     )
 
 

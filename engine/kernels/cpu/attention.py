@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels import AttentionOptions, IntArray, PackedRows
 from engine.kernels.cpu.library import Attention, Rows, WriteKV, kernel_table
-from engine.kernels.cpu.run import elements_per_pack, run
+from engine.kernels.cpu.run import elements_per_pack, run, threads_for
 from engine.kernels.quantized import SCALE_BYTES
 
 RANGE = 512
@@ -114,7 +114,11 @@ def write_kv(
         value_dim=value.shape[2],
         block_size=k_cache.shape[3],
     )
-    run(kernel_table(key.dtype, variant).write_kv[k_cache.dtype], args)
+    run(
+        kernel_table(key.dtype, variant).write_kv[k_cache.dtype],
+        args,
+        max_threads=threads_for(key.nbytes + value.nbytes),
+    )
 
 
 def paged_attention(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels.cpu import memory
 from engine.kernels.cpu.library import Gather, Linear, Pack, is_supported, kernel_table, library
-from engine.kernels.cpu.run import ACTIVATIONS, address, as_rows, elements_per_pack, run
+from engine.kernels.cpu.run import ACTIVATIONS, address, as_rows, elements_per_pack, run, threads_for
 
 STRIP = 16
 """Outputs that stand together."""
@@ -94,7 +94,7 @@ def gather_rows(layer: PackedLinear, ids: Tensor) -> Tensor:
         in_features=layer.in_features,
         total_strips=-(-layer.out_features // STRIP),
     )
-    run(kernel_table(layer.dtype, layer.variant).gather, args)
+    run(kernel_table(layer.dtype, layer.variant).gather, args, max_threads=threads_for(out.nbytes))
     return out
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.library import ActAndMul, RMSNorm, kernel_table
-from engine.kernels.cpu.run import ACTIVATIONS, address, as_rows, run
+from engine.kernels.cpu.run import ACTIVATIONS, address, as_rows, run, threads_for
 
 
 def rms_norm(
@@ -37,7 +37,7 @@ def rms_norm(
         size=size,
         eps=eps,
     )
-    run(kernel_table(x.dtype, variant).rms_norm, args)
+    run(kernel_table(x.dtype, variant).rms_norm, args, max_threads=threads_for(out.nbytes))
     return out, total
 
 
@@ -55,5 +55,5 @@ def act_and_mul(x: Tensor, activation: str, *, variant: str | None = None) -> Te
         size=size,
         activation=ACTIVATIONS[activation],
     )
-    run(kernel_table(x.dtype, variant).act_and_mul, args)
+    run(kernel_table(x.dtype, variant).act_and_mul, args, max_threads=threads_for(out.nbytes))
     return out

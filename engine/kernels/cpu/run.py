@@ -13,13 +13,23 @@ ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
 """enum cl_activation"""
 
 
-def run(kernel: int, args: ctypes.Structure) -> None:
-    """Run one kernel to its end, with torch's number of threads.
+BYTES_PER_THREAD = 64 << 10
+"""Waking a thread takes about as long as passing over so much."""
+
+
+def run(kernel: int, args: ctypes.Structure, *, max_threads: int | None = None) -> None:
+    """Run one kernel to its end, with torch's number of threads or fewer.
 
     What `args` points to must stay alive meanwhile; that is the caller's business.
     """
+    threads = torch.get_num_threads() if max_threads is None else min(max_threads, torch.get_num_threads())
     call = Call(kernel, ctypes.addressof(args))
-    library().cl_run(ctypes.addressof(call), 1, torch.get_num_threads())
+    library().cl_run(ctypes.addressof(call), 1, threads)
+
+
+def threads_for(num_bytes: int) -> int:
+    """How many threads are worth waking to pass over so much."""
+    return -(-num_bytes // BYTES_PER_THREAD)
 
 
 def elements_per_pack(dtype: torch.dtype) -> int:

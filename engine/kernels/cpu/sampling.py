@@ -38,5 +38,6 @@ def choose_tokens(logits: Tensor, choices: Choices, variant: str | None = None) 
             workspace=workspace.data_ptr(),
             ticket=ctypes.addressof(ticket),
         ),
+        max_threads=len(choices.rows),
     )
     return tokens, usable

@@ -93,9 +93,26 @@ def test_layers_like_llamas_are_one_call(model_type: str) -> None:
     fuse_it(model)
     found = kinds(model)
     assert found["FusedLayers"] == 1
-    assert found["JoinedLayer"] == model.config.num_hidden_layers - 1
+    assert found["JoinedLayer"] == 0  # no step passes them
     assert found["FusedLinear"] == 1  # the output layer
     assert found["FusedNorm"] == 1  # the last norm
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+class _CountedLayers(nn.ModuleList):
+    """As in a model that takes layer by layer by its number."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return [self[i] for i in range(index.stop)] if isinstance(index, slice) else super().__getitem__(index)
+
+
+def test_layers_that_a_model_counts_on_stay_in_their_list() -> None:
+    model = paged_model("llama")
+    model.model.layers = _CountedLayers(list(model.model.layers))
+    before = logits_of(model)
+    fuse_it(model)
+    assert kinds(model)["FusedLayers"] == 1
+    assert kinds(model)["JoinedLayer"] == len(model.model.layers) - 1 > 0
     torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
 
 
