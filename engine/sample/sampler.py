@@ -70,11 +70,14 @@ class Sampler:
         `logits` [rows, vocabulary], any floating type, any device, left as they are; `rows` in the same order, each
         with `sampling`. On CUDA nothing is read back, so this does not wait for the device to compute.
         """
-        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-        usable = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
-        chosen = self._by_kernel(logits, rows) if self._choose_tokens else _by_ops(logits, rows)
-        for where, part_ids, part_usable in chosen:
-            token_ids[where], usable[where] = part_ids, part_usable
+        parts = list(self._by_kernel(logits, rows) if self._choose_tokens else _by_ops(logits, rows))
+        if len(parts) == 1:  # all rows, in order
+            _, token_ids, usable = parts[0]
+        else:
+            token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+            usable = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
+            for where, part_ids, part_usable in parts:
+                token_ids[where], usable[where] = part_ids, part_usable
         return SampleOutput(token_ids.masked_fill(~usable, 0), ~usable)
 
     def _by_kernel(self, logits: Tensor, rows: Sequence[PlanRow]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -151,12 +151,12 @@ static void NAME(expand_rows)(const elem *x, int64_t x_stride, int64_t rows, int
     }
 }
 
-// What follows the product: scale, bias, activation or residual; from `sums` to rows of the output.
-static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, int64_t strip, int64_t strips,
-                         float *sums) {
-    const int64_t per_output = op->activation == CL_NONE ? 1 : 2;
+// What follows the product, from `sums` to rows of the output: scale and bias (`is_scaled`), activation or residual.
+INLINE void NAME(finish_rows)(const bool is_scaled, const int32_t activation, const struct cl_linear *op, int64_t row,
+                              int64_t rows, int64_t strip, int64_t strips, float *sums) {
+    const int64_t per_output = activation == CL_NONE ? 1 : 2;
     for (int64_t r = 0; r < rows; r++, sums += GROUP) {
-        for (int64_t j = 0; j < strips * STRIP; j += LANES) {
+        for (int64_t j = 0; is_scaled && j < strips * STRIP; j += LANES) {
             vf y = vf_load(sums + j);
             if (op->scale) y = y * vf_load(op->scale + strip * STRIP + j);
             if (op->bias) y = y + vf_load(op->bias + strip * STRIP + j);
@@ -167,7 +167,7 @@ static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, 
                 const int64_t column = (strip + s) / per_output * STRIP + j, n = min_(LANES, op->out_features - column);
                 if (n <= 0) break;
                 vf y = vf_load(sums + s * STRIP + j);
-                if (op->activation != CL_NONE) y = vf_activate(y, op->activation) * vf_load(sums + (s + 1) * STRIP + j);
+                if (activation != CL_NONE) y = vf_activate(y, activation) * vf_load(sums + (s + 1) * STRIP + j);
                 y = y * vf_set(op->alpha);
                 if (op->residual)
                     y = y + NAME(load_n)((const elem *)op->residual + (row + r) * op->residual_stride + column, n);
@@ -177,6 +177,17 @@ static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, 
                     NAME(store_n)((elem *)op->out + (row + r) * op->out_stride + column, y, n);
             }
     }
+}
+
+static void NAME(finish)(const struct cl_linear *op, int64_t row, int64_t rows, int64_t strip, int64_t strips,
+                         float *sums) {
+    const bool is_scaled = op->scale || op->bias;
+    if (!is_scaled && op->activation == CL_NONE)
+        NAME(finish_rows)(false, CL_NONE, op, row, rows, strip, strips, sums);
+    else if (!is_scaled && op->activation == CL_SILU)
+        NAME(finish_rows)(false, CL_SILU, op, row, rows, strip, strips, sums);
+    else
+        NAME(finish_rows)(true, op->activation, op, row, rows, strip, strips, sums);
 }
 
 // Where the strips from `strip` on begin, in a packed weight.
