@@ -28,6 +28,7 @@ from engine.kernels.cpu.pointwise import rms_norm
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
 from engine.model.attention import PagedInputs
 from engine.model.batch import StepArrays, pack_step
+from engine.model.direct import find_direct_forward
 from engine.model.forward import PagedForward
 from engine.model.probe import TOLERANCE_EXACT, TOLERANCE_ROUGH, deviation
 from engine.model.structure import SeenAttention, Unfusable, is_close, pack_module, read_layer, read_norm
@@ -146,6 +147,7 @@ def fuse_model(
         raise ModelError(
             f"{model.config.model_type} models come out wrong with fused modules", setting="fuse", hint="use --no-fuse"
         )
+    _shorten(model, trial, actual)
 
 
 @dataclass(slots=True)
@@ -318,6 +320,15 @@ def _join(model: PreTrainedModel, fused: dict[str, _FusedLayer]) -> None:
             model.set_submodule(first, FusedLayers([fused[name].layer for name in (first, *others)]))
         for name in others:
             model.set_submodule(name, JoinedLayer())
+
+
+def _shorten(model: PreTrainedModel, trial: _Trial, expected: Tensor) -> None:
+    """Let the model call its fused parts directly, if that is all that it does and gives the same, bit for bit."""
+    direct = find_direct_forward(model, lambda module: isinstance(module, FusedLayers), lambda: trial.watch()[2])
+    if direct is not None:
+        setattr(model, "forward", direct)  # noqa: B010 -- of this object, not of its class
+        if not torch.equal(trial.watch()[2], expected):
+            delattr(model, "forward")
 
 
 def _without_joined(model: PreTrainedModel, trial: _Trial) -> Tensor:

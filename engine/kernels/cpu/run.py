@@ -29,7 +29,7 @@ def run(kernel: int, args: ctypes.Structure, *, max_threads: int | None = None) 
 
 def threads_for(num_bytes: int) -> int:
     """How many threads are worth waking to pass over so much."""
-    return -(-num_bytes // BYTES_PER_THREAD)
+    return max(1, -(-num_bytes // BYTES_PER_THREAD))
 
 
 def elements_per_pack(dtype: torch.dtype) -> int:

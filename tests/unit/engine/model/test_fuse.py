@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from engine.kernels.cpu.back_end import CpuKernels
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
 from engine.model import attention, fuse
 from engine.model.batch import pack_step
+from engine.model.direct import DirectForward
 from engine.model.forward import PagedForward
 from engine.model.loader import load_model
 from engine.params import SamplingParams
@@ -96,6 +98,29 @@ def test_layers_like_llamas_are_one_call(model_type: str) -> None:
     assert found["JoinedLayer"] == 0  # no step passes them
     assert found["FusedLinear"] == 1  # the output layer
     assert found["FusedNorm"] == 1  # the last norm
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "is_direct"), {"llama": True, "qwen3": True, "gemma2": False, "granite": False}.items()
+)
+def test_a_forward_pass_that_is_but_a_chain_is_called_directly(model_type: str, is_direct: bool) -> None:
+    """Not one that scales its embeddings, or caps or divides its logits."""
+    model = paged_model(model_type)
+    fuse_it(model)
+    assert isinstance(model.__dict__.get("forward"), DirectForward) == is_direct
+    direct = logits_of(model)
+    model.__dict__.pop("forward", None)
+    assert torch.equal(logits_of(model), direct)
+
+
+def test_a_forward_pass_that_does_more_than_its_parts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes from part to part looks right, and yet the model adds to it."""
+    model = paged_model("llama")
+    monkeypatch.setattr(DirectForward, "__call__", lambda self, **_: SimpleNamespace(logits=torch.zeros(1, 29, 100)))
+    before = logits_of(model)
+    fuse_it(model)
+    assert "forward" not in model.__dict__
     torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
 
 
