@@ -23,6 +23,7 @@ from engine.model.families import check_config
 from engine.model.forward import PagedForward
 from engine.model.probe import AttentionLayer, probe_model
 from engine.model.rope import pin_rope, short_range
+from engine.model.wide import affordable_linears
 from engine.progress import Progress
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ def load_model(
     pin_rope(model, max_model_len)
     report("checking the model")
     back_end = kernels.choose(config.kernels, device, dtype, block_size)
-    layers = probe_model(model, back_end, max_model_len)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    _fuse(model, config, back_end, layers, max_model_len)
+    with affordable_linears(device, dtype):
+        layers = probe_model(model, back_end, max_model_len)
+        _fuse(model, config, back_end, layers, max_model_len)
     return LoadedModel(
         model=model,
         layers=layers,
