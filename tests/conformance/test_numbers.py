@@ -62,10 +62,17 @@ def test_14_temperature_0_and_tiny_ones_are_greedy(api: Api, temperature: float)
     assert len(texts) == 1
 
 
+FILTERED: dict[str, Any] = {"max_tokens": 12, "temperature": 1, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def unfiltered(api: Api) -> str:
+    return api.complete(TEXT, **FILTERED).text
+
+
 @pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"top_p": 1}, {"min_p": 0}, {"top_k": None}], ids=str)
-def test_14_filters_that_are_off_change_nothing(api: Api, off: dict[str, Any]) -> None:
-    common = {"max_tokens": 12, "temperature": 1, "seed": 5}
-    assert api.complete(TEXT, **common, **off).text == api.complete(TEXT, **common).text
+def test_14_filters_that_are_off_change_nothing(api: Api, unfiltered: str, off: dict[str, Any]) -> None:
+    assert api.complete(TEXT, **FILTERED, **off).text == unfiltered
 
 
 def test_15_parameters_do_not_leak_between_requests(api: Api) -> None:
@@ -101,7 +108,7 @@ def test_16_choices_differ(api: Api) -> None:
     assert len({choice.text for choice in answer.choices.values()}) == 4
 
 
-@pytest.mark.parametrize("length", [31, 32, 33, 63, 64, 65, 96])
+@pytest.mark.parametrize("length", [31, 32, 33, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in (63, 65, 96))])
 def test_17_warm_prefix_cache_equals_cold(api: Api, length: int) -> None:
     """Around the borders of blocks; twice, so that the second finds what the first has left."""
     ids = (api.post("/tokenize", {"prompt": TEXT * 6}).json()["tokens"] * 2)[length:][:length]

@@ -60,23 +60,29 @@ STOPS = {
 }
 
 
+COUNTING = "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9\nCount: 1, 2, 3,"
+
+
+@pytest.fixture(scope="module")
+def uncut(api: Api) -> str:
+    """Without stop strings."""
+    return api.complete(COUNTING, max_tokens=24).text
+
+
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
-def test_03_text_is_cut_before_the_first_stop_string(api: Api, stop: list[str]) -> None:
-    prompt = "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9\nCount: 1, 2, 3,"
-    uncut = api.complete(prompt, max_tokens=24).text
+def test_03_text_is_cut_before_the_first_stop_string(api: Api, uncut: str, stop: list[str]) -> None:
     places = [uncut.find(each) for each in stop if each in uncut]
     for stream in (False, True):
-        answer = api.complete(prompt, max_tokens=24, stop=stop, stream=stream)
+        answer = api.complete(COUNTING, max_tokens=24, stop=stop, stream=stream)
         assert answer.text == (uncut[: min(places)] if places else uncut)
         assert answer.finish_reason == ("stop" if places else "length")
 
 
 def test_03_what_was_held_back_is_flushed_at_the_end(api: Api) -> None:
-    prompt = "Count: 1, 2, 3, 4, 5, 6, 7, 8, 9\nCount: 1, 2, 3,"
-    uncut = api.complete(prompt, max_tokens=6).text
+    uncut = api.complete(COUNTING, max_tokens=6).text
     stop = uncut[-3:] + "zebra"  # begins where the text ends
     for stream in (False, True):
-        assert api.complete(prompt, max_tokens=6, stop=[stop], stream=stream).text == uncut
+        assert api.complete(COUNTING, max_tokens=6, stop=[stop], stream=stream).text == uncut
 
 
 def test_04_role_comes_first_and_once_for_each_index(api: Api) -> None:

@@ -27,6 +27,7 @@ class Daemon:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
+        self._http = httpx.Client(timeout=10.0, headers={"Connection": "close"})  # each new one costs 30 ms
         self._process = spawn(log, "--port", str(self.port), *arguments)
 
     def wait_ready(self) -> None:
@@ -59,18 +60,19 @@ class Daemon:
         """End it now, if it runs."""
         self._process.kill()
         self._process.wait()
+        self._http.close()
 
     def _says_200(self, path: str) -> bool:
         if self._process.poll() is not None:
             raise AssertionError(f"the daemon has ended with status {self._process.returncode}:\n{self.log}")
         try:
-            return httpx.get(f"{self.url}{path}", timeout=5.0).status_code == 200
+            return self._http.get(f"{self.url}{path}").status_code == 200
         except httpx.TransportError:
             return False
 
     def scrape(self) -> bytes:
         """What /metrics says now."""
-        response = httpx.get(f"{self.url}/metrics", timeout=10.0)
+        response = self._http.get(f"{self.url}/metrics")
         response.raise_for_status()
         return response.content
 

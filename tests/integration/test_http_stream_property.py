@@ -105,8 +105,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             portal.call(engine.close)
 
 
-def assert_same(served: Served, path: str, body: dict[str, Any], parsers: tuple[str, str] = ("none", "none")) -> None:
-    """The stream of a request says what its full answer says, errors too."""
+def assert_same(
+    served: Served, path: str, body: dict[str, Any], parsers: tuple[str, str] = ("none", "none")
+) -> list[Choice]:
+    """The stream of a request says what its full answer says, errors too; the choices, if it is none."""
     options = body.pop("stream_options", None)
     response = served.post(path, body, parsers)
     streamed = served.post(path, body | {"stream": True, "stream_options": options}, parsers)
@@ -114,13 +116,14 @@ def assert_same(served: Served, path: str, body: dict[str, Any], parsers: tuple[
     if response.status_code != 200:
         assert response.status_code == 400, response.text
         assert streamed.json() == response.json()
-        return
+        return []
     full, usage = of_full(response.json())
     choices, stream_usage = of_stream(events_of(streamed))
     assert [vars(choice) for choice in choices] == [vars(choice) for choice in full]
     assert stream_usage == (usage if options and options["include_usage"] else None)
     for choice in full:
         check(choice, body)
+    return full
 
 
 def check(choice: Choice, body: dict[str, Any]) -> None:
@@ -271,15 +274,28 @@ def test_a_streamed_chat_is_the_full_one(
 FORCED = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
 
 
-@pytest.mark.parametrize("is_thinking", [False, True])
-@pytest.mark.parametrize("form", [*GRAMMARS, FORCED], ids=["object", "regex", "choice", "schema", "call"])
+FORMS = dict(zip(("object", "regex", "choice", "schema", "call"), (*GRAMMARS, FORCED), strict=True))
+QUICK = {("object", True), ("regex", False), ("choice", True), ("schema", False), ("call", True)}
+
+
+@pytest.mark.parametrize(
+    ("form", "is_thinking"),
+    [
+        pytest.param(
+            form,
+            is_thinking,
+            id=f"{name}-{'thinking' if is_thinking else 'from the start'}",
+            marks=[] if (name, is_thinking) in QUICK else [pytest.mark.slow],
+        )
+        for name, form in FORMS.items()
+        for is_thinking in (False, True)
+    ],
+)
 def test_a_form_is_asked_of_what_follows_the_thoughts(served: Served, form: dict[str, Any], is_thinking: bool) -> None:
     end, begin = served.ids("</think>", "<think>")
     body = {"n": 4, "seed": 3, "max_tokens": 150, "logprobs": True, "logit_bias": {str(end): 6, str(begin): 9}}
     body |= THINKING if is_thinking else {"messages": [{"role": "user", "content": "lift"}]}
-    assert_same(served, "/v1/chat/completions", body | form, ("none", "think"))
-    response = served.post("/v1/chat/completions", body | form, ("none", "think"))
-    choices, _ = of_full(response.json())
+    choices = assert_same(served, "/v1/chat/completions", body | form, ("none", "think"))
     ended = [choice for choice in choices if choice.finish_reason != "length"]
     assert ended
     assert any(choice.reasoning for choice in ended)

@@ -6,45 +6,72 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from config.describe import assemble, describe
-from server import __version__
+from server import __version__, cli
 from server.commands import doctor
 
 ROOT = Path(__file__).parents[3]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def chairlift(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, in a terminal 100 wide."""
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")}
     return subprocess.run(
         [sys.executable, "-m", "server", *arguments],
         cwd=ROOT,
-        env=inherited | {"COLUMNS": "100"} | (environ or {}),
+        env=inherited,
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def output(*arguments: str, environ: dict[str, str] | None = None) -> str:
-    result = chairlift(*arguments, environ=environ)
-    assert result.stderr == ""
-    assert result.returncode == 0
-    return result.stdout
+@pytest.fixture
+def chairlift(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process, since one of its own takes a second to start; in a terminal 100 wide."""
+
+    def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("CHAIRLIFT_")]:
+                patch.delenv(name)
+            for name, value in ({"COLUMNS": "100"} | (environ or {})).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as end:
+                cli.main(arguments)
+        printed = capsys.readouterr()
+        assert end.value.code is None or isinstance(end.value.code, int)
+        return subprocess.CompletedProcess(arguments, end.value.code or 0, printed.out, printed.err)
+
+    return run
 
 
-def test_help_lists_the_commands() -> None:
+@pytest.fixture
+def output(chairlift: Run) -> Callable[..., str]:
+    """What a command prints that succeeds."""
+
+    def run(*arguments: str, environ: dict[str, str] | None = None) -> str:
+        result = chairlift(*arguments, environ=environ)
+        assert result.stderr == ""
+        assert result.returncode == 0
+        return result.stdout
+
+    return run
+
+
+def test_help_lists_the_commands(output: Callable[..., str]) -> None:
     text = output("--help")
     for command in ("serve", "config", "doctor", "pull", "version"):
         assert f"│ {command} " in text
     assert "CHAIRLIFT_MAX_NUM_SEQS" in text
 
 
-def test_help_of_serve_has_every_setting_in_its_group() -> None:
+def test_help_of_serve_has_every_setting_in_its_group(output: Callable[..., str]) -> None:
     text = output("serve", "--help")
     shown = [setting for setting in describe() if not setting.hidden]
     titles = dict.fromkeys(setting.group for setting in shown)
@@ -71,7 +98,7 @@ def test_what_needs_no_torch_does_not_import_it(arguments: list[str]) -> None:
     subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
 
 
-def test_version() -> None:
+def test_version(output: Callable[..., str]) -> None:
     assert output("version") == output("--version") == __version__ + "\n"
 
 
@@ -86,7 +113,7 @@ def test_version() -> None:
         (["config", "show", "--kv-cache-tokens", "1", "--kv-cache-memory", "1"], "leave one of them out"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: list[str], message: str) -> None:
+def test_mistakes_are_told_in_one_line(chairlift: Run, arguments: list[str], message: str) -> None:
     result = chairlift(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -96,7 +123,7 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], message: str) -> No
 
 
 def test_a_key_file_without_keys_is_told_before_the_model_loads(tmp_path: Path) -> None:
-    result = chairlift("serve", "--port", "0", "--api-key-file", str(tmp_path / "keys"))
+    result = start("serve", "--port", "0", "--api-key-file", str(tmp_path / "keys"))
     assert result.returncode == 1
     assert result.stderr.startswith(f"chairlift: --api-key-file: the API key file {tmp_path / 'keys'} cannot be read")
     assert result.stderr.count("\n") == 1
@@ -120,7 +147,7 @@ def test_traces_without_what_sends_them_are_told_before_the_model_loads() -> Non
 
 
 def test_an_unknown_model_is_told_before_torch_is_imported() -> None:
-    result = chairlift("serve", "--port", "0", "--model", "./missing")
+    result = start("serve", "--port", "0", "--model", "./missing")
     assert result.returncode == 1
     [loads, error] = result.stderr.splitlines()
     assert loads.startswith(f"Chairlift {__version__} loads ./missing")
@@ -137,19 +164,19 @@ def test_an_unknown_model_is_told_before_torch_is_imported() -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_be_had(arguments: list[str], line: str) -> None:
+def test_a_model_that_cannot_be_had(chairlift: Run, arguments: list[str], line: str) -> None:
     result = chairlift(*arguments)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", line)
 
 
-def test_pull_prints_where_the_model_is(tmp_path: Path) -> None:
+def test_pull_prints_where_the_model_is(output: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     (tmp_path / "model.safetensors").touch()
     assert output("pull", str(tmp_path)) == f"{tmp_path}\n"
     assert output("pull", environ={"CHAIRLIFT_MODEL": str(tmp_path)}) == f"{tmp_path}\n"
 
 
-def test_config_show_tells_value_and_origin(tmp_path: Path) -> None:
+def test_config_show_tells_value_and_origin(output: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("max_num_seqs = 3\nkv_cache_memory = '1.5GiB'")
     text = output("config", "show", "--port", "9", "--config", str(file), environ={"CHAIRLIFT_DTYPE": "float32"})
@@ -163,7 +190,7 @@ def test_config_show_tells_value_and_origin(tmp_path: Path) -> None:
     assert rows.keys() >= {setting.name for setting in describe()}
 
 
-def test_config_show_as_json() -> None:
+def test_config_show_as_json(output: Callable[..., str]) -> None:
     rows = json.loads(output("config", "show", "--json", "--device", "cuda"))
     assert rows.keys() == {setting.name for setting in describe()}
     assert rows["max_num_seqs"] == {"value": 256, "origin": "preset cuda"}
@@ -171,13 +198,13 @@ def test_config_show_as_json() -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_secrets_are_never_shown(form: list[str]) -> None:
+def test_secrets_are_never_shown(output: Callable[..., str], form: list[str]) -> None:
     text = output("config", "show", *form, environ={"CHAIRLIFT_API_KEY": "s3cret-one,s3cret-two"})
     assert "s3cret" not in text
     assert "(2 hidden)" in text
 
 
-def test_a_mistyped_variable_is_told() -> None:
+def test_a_mistyped_variable_is_told(chairlift: Run) -> None:
     result = chairlift("config", "show", environ={"CHAIRLIFT_PRT": "1"})
     assert result.returncode == 0
     assert result.stderr == "chairlift: warning: CHAIRLIFT_PRT is no setting (did you mean CHAIRLIFT_PORT?)\n"
@@ -193,7 +220,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         assert process.stderr.read() == b""
 
 
-def test_doctor_tells_what_it_found_and_what_to_do(tmp_path: Path) -> None:
+def test_doctor_tells_what_it_found_and_what_to_do(chairlift: Run, tmp_path: Path) -> None:
     result = chairlift("doctor", "--json", "--port", "0", "--device", "cuda:99", "--cache-dir", str(tmp_path / "new"))
     findings = {finding["check"]: finding for finding in json.loads(result.stdout)}
     assert findings.keys() >= {"python", "torch", "transformers", "device", "cpu", "threads", "memory", "port", "model"}
