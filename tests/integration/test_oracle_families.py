@@ -7,7 +7,7 @@ together, arriving at different times, in chunks, through the paged cache. Float
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from tests.integration.oracle import Prompt, generate_packed, make_case
 
 PROMPT_LENS = (3, 21, 40, 9, 33)
 OUTPUT_LENS = (14, 6, 11, 18, 9)
-CHUNKS = (1, 7, 32, 512)
+CHUNKS = (7, 512)
+OTHER_CHUNKS = (1, 32)
 IN_DEPTH = (
     "llama",
     "mistral",
@@ -41,7 +42,7 @@ IN_DEPTH = (
     "smollm3",
     "deepseek_v3",
 )
-"""Families that run with every size of chunk; the others with one that cuts every prompt."""
+"""Families that run with every size of chunk, some of them slow; the others with one that cuts every prompt."""
 
 
 BLOCK_SIZES = {"reference": 4, "cpu": 16}
@@ -76,6 +77,19 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 @pytest.mark.parametrize("kernels", BLOCK_SIZES)
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_family(model_type: str, kernels: KernelBackend, case_of: Callable[[str], Case]) -> None:
+    check_family(model_type, kernels, case_of, CHUNKS if model_type in IN_DEPTH else (7,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", BLOCK_SIZES)
+@pytest.mark.parametrize("model_type", IN_DEPTH)
+def test_other_chunks(model_type: str, kernels: KernelBackend, case_of: Callable[[str], Case]) -> None:
+    check_family(model_type, kernels, case_of, OTHER_CHUNKS)
+
+
+def check_family(
+    model_type: str, kernels: KernelBackend, case_of: Callable[[str], Case], chunks: Sequence[int]
+) -> None:
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {model_type}")
     if kernels == "cpu":
@@ -83,7 +97,7 @@ def test_family(model_type: str, kernels: KernelBackend, case_of: Callable[[str]
     prompts = make_prompts()
     path, expected = case_of(model_type)
     loaded = load(path, kernels)
-    for chunk in CHUNKS if model_type in IN_DEPTH else (7,):
+    for chunk in chunks:
         outputs = generate_packed(loaded, prompts, max_num_batched_tokens=chunk, block_size=BLOCK_SIZES[kernels])
         assert outputs == expected, f"chunks of {chunk}"
 

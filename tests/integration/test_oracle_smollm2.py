@@ -22,6 +22,7 @@ from engine.text.tokenizer import Tokenizer
 from tests.cpu_kernels import build_kernels
 from tests.factories import make_submit
 
+SLOW = pytest.mark.slow  # `test_logprobs.py` always takes these chunks, with tiny models
 BLOCK_SIZES = {"reference": 8, "cpu": 16}
 """Small ones, so that prompts have several."""
 MAX_TOKENS = 12
@@ -119,14 +120,14 @@ def run(oracle: Oracle, core: EngineCore, *, steps_between_arrivals: int) -> lis
     return stats
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 32, 512])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=SLOW), 7, pytest.param(32, marks=SLOW), 512])
 def test_all_at_once(oracle: Oracle, chunk: int):
     stats = run(oracle, oracle.fresh_core(max_num_batched_tokens=chunk), steps_between_arrivals=0)
     assert max(each.num_rows for each in stats) >= max(1, min(chunk, 20) - 1)
     assert sum(each.num_prefix_hits for each in stats) > 0
 
 
-@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("chunk", [pytest.param(7, marks=SLOW), 512])
 def test_one_after_another(oracle: Oracle, chunk: int):
     stats = run(oracle, oracle.fresh_core(max_num_batched_tokens=chunk), steps_between_arrivals=2)
     assert any(each.num_prefill_tokens and each.num_decode_tokens for each in stats), "nothing was mixed"
