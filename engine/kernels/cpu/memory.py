@@ -7,6 +7,7 @@ processor's own fetching ahead stops at the end of a page.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from threading import Lock
 
 import torch
@@ -44,7 +45,8 @@ zeros = Slabs().zeros
 def _map(num_bytes: int) -> Tensor:
     """[num_bytes] of zeros in pages of their own, which take memory only once they are written to."""
     pages = mmap.mmap(-1, num_bytes + PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)  # before anything is written: a page's size is chosen then
+    with suppress(OSError):  # a kernel built without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)  # before anything is written: a page's size is chosen then
     slab = torch.frombuffer(pages, dtype=torch.uint8)
     offset = -slab.data_ptr() % PAGE_BYTES
     return slab[offset : offset + num_bytes]

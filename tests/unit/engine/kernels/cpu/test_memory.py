@@ -1,4 +1,6 @@
+import errno
 import gc
+import mmap
 import weakref
 
 import pytest
@@ -31,6 +33,15 @@ def test_small_ones_share_large_pages_and_large_ones_begin_with_one() -> None:
     assert len({tensor.data_ptr() // memory.PAGE_BYTES for tensor in small}) == 1
     large = slabs.zeros(memory.SLAB_BYTES + 1, torch.int8)
     assert large.data_ptr() % memory.PAGE_BYTES == 0
+
+
+def test_a_kernel_without_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pages(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Pages)
+    assert memory.Slabs().zeros(5, torch.float32).tolist() == [0.0] * 5
 
 
 def test_a_slab_goes_with_its_last_tensor() -> None:
