@@ -76,7 +76,7 @@ def _chain(calls: list[_Call], is_layers: Callable[[nn.Module], bool], logits: T
     if len(layers) != 1:
         return None
     angles = layers[0].kwargs.get("position_embeddings")
-    embedding = [call for call in calls if call.output is layers[0].args[0] and call.args[0].dtype == torch.int64]
+    embedding = [call for call in calls if call.output is layers[0].args[0] and _takes_ids(call)]
     rotary = [call for call in calls if angles is not None and call.output is angles and _takes_positions(call)]
     norm = [call for call in calls if call.args[0] is layers[0].output]
     if len(embedding) != 1 or len(norm) != 1 or len(rotary) != (angles is not None):
@@ -93,9 +93,14 @@ def _chain(calls: list[_Call], is_layers: Callable[[nn.Module], bool], logits: T
     )
 
 
+def _takes_ids(call: _Call) -> bool:
+    return isinstance(call.args[0], Tensor) and call.args[0].dtype == torch.int64
+
+
 def _takes_positions(call: _Call) -> bool:
     return len(call.args) + len(call.kwargs) == 2 and call.kwargs.keys() <= {"position_ids"}
 
 
 def _gives(call: _Call, logits: Tensor) -> bool:
-    return isinstance(call.output, Tensor) and torch.equal(call.output[0], logits)
+    is_alike = isinstance(call.output, Tensor) and call.output.shape == (1, *logits.shape)
+    return is_alike and torch.equal(call.output[0], logits)

@@ -140,7 +140,7 @@ def fuse_model(
             fused[name] = layer
     _join(model, fused)
     _fuse_rest(model, called, int8=int8)
-    actual = _without_joined(model, trial)
+    _, _, actual = trial.watch()
     off = deviation(expected.float(), actual.float())
     is_exact = trial.dtype == torch.float32 and not int8
     if not (off.max() <= TOLERANCE_EXACT if is_exact else off.median() <= TOLERANCE_ROUGH):
@@ -323,28 +323,25 @@ def _join(model: PreTrainedModel, fused: dict[str, _FusedLayer]) -> None:
 
 
 def _shorten(model: PreTrainedModel, trial: _Trial, expected: Tensor) -> None:
-    """Let the model call its fused parts directly, if that is all that it does and gives the same, bit for bit."""
+    """Spare steps what the model does between its fused parts, wherever it gives the same without, bit for bit."""
+
+    def is_same() -> bool:
+        try:
+            return torch.equal(trial.watch()[2], expected)
+        except Exception:  # whatever the model's own code counts on
+            return False
+
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        kept = list(layers)
+        while len(layers) > 1 and isinstance(layers[-1], JoinedLayer):
+            del layers[-1]
+        if len(layers) < len(kept) and not is_same():
+            layers.extend(kept[len(layers) :])
     direct = find_direct_forward(model, lambda module: isinstance(module, FusedLayers), lambda: trial.watch()[2])
     if direct is not None:
         setattr(model, "forward", direct)  # noqa: B010 -- of this object, not of its class
-        if not torch.equal(trial.watch()[2], expected):
+        if not is_same():
             delattr(model, "forward")
-
-
-def _without_joined(model: PreTrainedModel, trial: _Trial) -> Tensor:
-    """Take the joined layers at the end out of their list, so that no step passes them one by one, unless the model
-    counts on their number. The logits of the trial, once more."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    kept = [list(layers) for layers in lists]
-    for layers in lists:
-        while len(layers) > 1 and isinstance(layers[-1], JoinedLayer):
-            del layers[-1]
-    try:
-        return trial.watch()[2]
-    except IndexError:
-        for layers, all_of_them in zip(lists, kept, strict=True):
-            layers.extend(all_of_them[len(layers) :])
-        return trial.watch()[2]
 
 
 def _fuse_rest(model: PreTrainedModel, called: Collection[str], *, int8: bool) -> None:

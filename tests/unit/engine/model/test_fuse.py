@@ -124,16 +124,41 @@ def test_a_forward_pass_that_does_more_than_its_parts_stays(monkeypatch: pytest.
     torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
 
 
-class _CountedLayers(nn.ModuleList):
-    """As in a model that takes layer by layer by its number."""
+class _Layers(nn.ModuleList):
+    """Of which models take the first so many."""
 
     def __getitem__(self, index: Any) -> Any:
-        return [self[i] for i in range(index.stop)] if isinstance(index, slice) else super().__getitem__(index)
+        return self.first(index.stop) if isinstance(index, slice) else super().__getitem__(index)
+
+    def first(self, number: int) -> list[Any]:
+        raise NotImplementedError
 
 
-def test_layers_that_a_model_counts_on_stay_in_their_list() -> None:
+class _ByNumber(_Layers):
+    """As in a model that takes its layers one by one."""
+
+    def first(self, number: int) -> list[Any]:
+        return [self[i] for i in range(number)]
+
+
+class _Paired(_Layers):
+    """As in a model that pairs its layers with something."""
+
+    def first(self, number: int) -> list[Any]:
+        return [layer for layer, _ in zip(self, range(number), strict=True)]
+
+
+class _MadeUp(_Layers):
+    """As in a model whose results depend on how many layers its list has."""
+
+    def first(self, number: int) -> list[Any]:
+        return [*self, *[lambda hidden, **_: 2 * hidden] * (number - len(self))]
+
+
+@pytest.mark.parametrize("kind", [_ByNumber, _Paired, _MadeUp])
+def test_layers_that_a_model_counts_on_stay_in_their_list(kind: type[nn.ModuleList]) -> None:
     model = paged_model("llama")
-    model.model.layers = _CountedLayers(list(model.model.layers))
+    model.model.layers = kind(list(model.model.layers))
     before = logits_of(model)
     fuse_it(model)
     assert kinds(model)["FusedLayers"] == 1
