@@ -38,7 +38,7 @@ JSON_OPTIONS: JsonCompileOptions = {
     "key_separator": ": ?",
     "item_separator": ", ?",
     "lenient": False,  # what it cannot hold is refused, not left out
-    # Without \uXXXX a text has one spelling: a property cannot escape its schema by spelling its name another way.
+    # Without \u escapes a text has one spelling: a property cannot escape its schema by spelling its name another way.
     "json_allowed_escapes": 'nrbtf\\"',
 }
 
