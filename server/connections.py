@@ -305,7 +305,7 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         """Close when all is sent. TLS, as asyncio has it, cuts off what is not within 30 s: so this waits by itself."""
-        if self.scheme == "https" and not self._outgoing.is_read() and not self.transport.is_closing():
+        if self.scheme == "https" and not self.transport.is_closing() and not self._outgoing.is_read():
             self._clear_deadline()
             self._deadline = self.loop.call_later(_TLS_TICK_S, self._close)
         else:

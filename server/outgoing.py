@@ -24,6 +24,9 @@ _MAX_IN_SOCKET = 128 * 1024
 _NUM_CHECKS = 4
 """In one `timeout_s`. They are counted, not the time: when all stood still (SIGSTOP, a blocked loop) no client did."""
 
+_GONE = (OSError, ValueError)
+"""What a socket raises that has been closed; uvloop's, having no descriptor left, the latter."""
+
 # linux/tcp.h, struct tcp_info: tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes
 _TCP_INFO = struct.Struct("@24xI92xQ16xI")
 
@@ -55,7 +58,7 @@ class Outgoing(asyncio.Transport):
         """Checks that found it no more than the one before."""
         self._socket = _tcp_socket_of(transport)
         if self._socket is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            with suppress(OSError):  # the client has gone already
+            with suppress(*_GONE):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_IN_SOCKET)
 
     def write(self, data: Any) -> None:
@@ -103,7 +106,7 @@ class Outgoing(asyncio.Transport):
         """Bytes that the client has taken (a number that grows as it takes them), and whether there are more for it."""
         num_buffered = self._transport.get_write_buffer_size()
         if self._socket is not None and hasattr(socket, "TCP_INFO"):
-            with suppress(OSError, struct.error):  # closed; an older kernel
+            with suppress(*_GONE, struct.error):  # the last of an older kernel
                 info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
                 num_unacked, num_taken, num_unsent = _TCP_INFO.unpack(info)
                 return num_taken, bool(num_buffered or num_unacked or num_unsent)
@@ -112,7 +115,7 @@ class Outgoing(asyncio.Transport):
     def _abort(self) -> None:
         """With a reset: else the kernel would keep what is left, and try on."""
         if self._socket is not None:
-            with suppress(OSError):
+            with suppress(*_GONE):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from server.outgoing import Outgoing
 
@@ -187,6 +188,33 @@ def test_what_the_clients_kernel_takes_counts_whatever_the_buffer_does(
     clock.advance(1.5 * TIMEOUT_S)
     assert calls == ["stopped"]
     assert num_left > 0
+
+
+async def closed_socket() -> Any:
+    """That of a connection which the running event loop has closed, as its transport gave it."""
+    loop = asyncio.get_running_loop()
+    lost = loop.create_future()
+    protocol: Any = type("Protocol", (asyncio.Protocol,), {"connection_lost": lambda _, error: lost.set_result(error)})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport, _ = await loop.create_connection(protocol, *listener.getsockname())
+        sock = transport.get_extra_info("socket")
+        transport.abort()
+        await lost
+    return sock
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_socket_closed_under_it_has_nothing_to_wait_for(run: Callable[..., Any]) -> None:
+    """Under TLS the socket is closed before the connection hears of it."""
+    outgoing, clock, calls = make(transport := FakeTransport(run(closed_socket())))
+    outgoing.write(b"x")
+    transport.num_buffered = 0
+    assert outgoing.is_read()
+    clock.advance(10 * TIMEOUT_S)
+    assert (calls, clock.is_idle) == ([], True)
+    outgoing.write(b"what a transport keeps that has not heard of it either")
+    clock.advance(10 * TIMEOUT_S)
+    assert (calls, transport.aborted) == (["stopped"], 1)
 
 
 def test_what_the_client_has_is_not_waited_for(pair: tuple[socket.socket, socket.socket]) -> None:
