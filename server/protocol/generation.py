@@ -18,17 +18,18 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _as_token_ids(value: Any) -> Any:
+def _check_token_ids(value: Any) -> Any:
     """The keys of a JSON object are strings; these are token ids."""
-    if not isinstance(value, dict):
-        return value
-    for key in value:
+    for key in value if isinstance(value, dict) else ():
         if not (isinstance(key, int) or re.fullmatch("-?(0|[1-9][0-9]{0,19})", key)):
             raise ValueError(f"logit_bias must have token ids as keys, got {key[:24]!r}")
-    return {int(key): bias for key, bias in value.items()}
+    return value
 
 
-LogitBias = Annotated[dict[int, float], BeforeValidator(_as_token_ids, json_schema_input_type=dict[str, float])]
+_Key = Annotated[int, BeforeValidator(int, json_schema_input_type=str)]
+"""Converted key by key, so that a bad value is at `logit_bias.5` and not at `[5]`, as if it were in an array."""
+
+LogitBias = Annotated[dict[_Key, float], BeforeValidator(_check_token_ids, json_schema_input_type=dict[str, float])]
 
 StopStrings = Annotated[Many[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
 

@@ -144,7 +144,7 @@ def send(client: httpx.Client, place: Place, body: Json) -> httpx.Response:
 
 def names(error: Json, place: Place) -> bool:
     """Whether it says the place: itself, a member of it, or what it is in and then which part of that."""
-    param, message = (error["param"] or "").replace("logit_bias[1]", "logit_bias.1"), error["message"]
+    param, message = error["param"] or "", error["message"]
     if param.startswith(place.name):
         return True
     last = next(part for part in reversed(place.path) if isinstance(part, str))
