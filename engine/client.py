@@ -178,7 +178,7 @@ class AsyncEngine:
         self._on_dead(error)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Stop the engine thread after its current step. Open requests fail with EngineDead."""
+        """Stop the engine thread after its current step. Open requests fail with EngineStopped."""
         if self._grammars is not None:  # it has loaded
             self._grammars.close()
         if self._given_up is not None:
@@ -241,7 +241,7 @@ class AsyncEngine:
 
     def _check_alive(self) -> None:
         if self.dead is not None:
-            raise EngineDead(*self.dead.args)  # a fresh one: a raised exception collects tracebacks
+            raise _fresh(self.dead)
 
     def _make(self) -> EngineCore:
         core, self.tokenizer = self._make_core()
@@ -277,10 +277,15 @@ class AsyncEngine:
 
     def _on_dead(self, error: EngineDead) -> None:
         for request_id, stream in self._streams.items():
-            stream.push(Failed(request_id, EngineDead(*error.args)))
+            stream.push(Failed(request_id, _fresh(error)))
         callbacks, self._dead_callbacks = self._dead_callbacks, []  # told once, however often it dies
         for callback in callbacks:
             callback(error)
+
+
+def _fresh(error: EngineDead) -> EngineDead:
+    """The same once more: a raised exception collects tracebacks."""
+    return type(error)(*error.args)
 
 
 def _seconds_until(moment_s: float | None) -> float | None:

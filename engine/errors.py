@@ -7,6 +7,7 @@ EngineError
 |-- Overloaded         no room for one more request now; try again after `retry_after_s` (HTTP 503)
 |-- DeadlineExceeded   a request did not end in the time it was given (HTTP 504)
 `-- EngineDead         the engine thread has ended; nothing will be computed any more (HTTP 500)
+    `-- EngineStopped  ... because it was told to, as at a shutdown (HTTP 503)
 """
 
 from __future__ import annotations
@@ -57,3 +58,7 @@ class DeadlineExceeded(EngineError):
 
 class EngineDead(EngineError):
     """The engine thread has ended, by a fault or by shutdown; nothing will be computed any more."""
+
+
+class EngineStopped(EngineDead):
+    """The engine thread has ended as it was told to: no fault, and a request may be asked again elsewhere."""

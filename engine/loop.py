@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.core import EngineCore
-from engine.errors import EngineDead
+from engine.errors import EngineDead, EngineStopped
 from engine.messages import Abort, EngineStats, StepReport, Submit
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class EngineLoop:
         self._on_loaded(None)
         try:
             self._turn_until_stopped(core)
-            dead = EngineDead("the engine has been stopped")
+            dead: EngineDead = EngineStopped("the engine was told to stop before this request had ended")
         except BaseException as error:
             logger.critical("the engine thread died", exc_info=True)
             dead = EngineDead(f"the engine died: {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from engine.errors import DeadlineExceeded, EngineDead, EngineError, Overloaded, RequestError
+from engine.errors import DeadlineExceeded, EngineDead, EngineError, EngineStopped, Overloaded, RequestError
 from server.heads import HeadTooLarge, InvalidHttp, UnfitRequest, UrlTooLong
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 """Where something lies in memory, as Python says of an object: errors of templates and grammars are others' words."""
 
-_RETRY_AFTER_DEAD_S = 5  # a supervisor starts the process anew
+_RETRY_AFTER_DEAD_S = 5  # a supervisor starts the process anew, or a balancer has another
 
 
 class ServerRefusal(Exception):
@@ -111,6 +111,7 @@ STATUS_TABLE: Mapping[type[Exception], Row] = {
     HeadTooLarge: Row(431, "invalid_request_error", "headers_too_large"),
     Unavailable: Row(503, "service_unavailable", "unavailable"),
     Overloaded: Row(503, "service_unavailable", "overloaded"),
+    EngineStopped: Row(503, "service_unavailable", "stopping"),  # as `gate` says to those that come later
     DeadlineExceeded: Row(504, "timeout_error", "deadline_exceeded"),
     EngineDead: Row(500, "server_error", "engine_dead"),
     EngineError: Row(500, "server_error", "engine_error"),

@@ -132,15 +132,24 @@ def streaming(log: Path, model: str, *arguments: str) -> Iterator[tuple[Daemon, 
         yield daemon, lines
 
 
-def test_a_stream_that_outlasts_the_shutdown(tmp_path: Path, model: str) -> None:
-    """It has what was made within the grace period, then an error and [DONE]; the process ends well."""
-    with streaming(tmp_path / "log", model, "--shutdown-timeout", "2") as (daemon, lines):
+def test_answers_that_outlast_the_shutdown(tmp_path: Path, model: str) -> None:
+    """A stream has what was made within the grace period, then an error and [DONE]; what had no byte yet gets a status
+    that SDKs ask again for. Nothing has died: the code says so, and the process ends well."""
+    grace = ("--shutdown-timeout", "2")
+    with streaming(tmp_path / "log", model, *grace) as (daemon, lines), ThreadPoolExecutor(1) as pool:
+        full = pool.submit(ask, daemon)
+        wait_until(lambda: daemon.gauge("chairlift_requests_running") == 2, 30.0, "it does not run")
         daemon.signal(signal.SIGTERM)
         *texts, last, done = lines.result()
         assert len(texts) > 5
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_dead"
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("service_unavailable", "stopping")
         assert done == "data: [DONE]"
+        answer = full.result()
+        assert (answer.status_code, answer.json()["error"]) == (503, error)
+        assert answer.headers["retry-after"] == "5"
         assert daemon.wait(END_TIMEOUT_S) == 0, daemon.log
+        assert "engine_dead" not in daemon.log
 
 
 def test_a_second_signal_does_not_wait_for_streams(tmp_path: Path, model: str) -> None:

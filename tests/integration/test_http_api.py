@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import EngineDead, EngineError, Overloaded
+from engine.errors import EngineDead, EngineError, EngineStopped, Overloaded
 from engine.request import FinishReason
 from server.limits import MAX_BODY_BYTES
 from server.metrics import Metrics
@@ -257,6 +257,7 @@ async def test_11_a_prompt_beyond_the_context(
     ("failure", "status", "code"),
     [
         (EngineDead("it broke"), 500, "engine_dead"),
+        (EngineStopped("told to stop"), 503, "stopping"),
         (EngineError("the logits are not finite"), 500, "engine_error"),
         (Overloaded("too many wait", retry_after_s=2.5), 503, "overloaded"),
         (RuntimeError("nobody thought of this"), 500, "internal_error"),

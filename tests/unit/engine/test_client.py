@@ -14,7 +14,7 @@ import pytest
 
 from engine.client import AsyncEngine, Chunk
 from engine.core import EngineCore
-from engine.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, RequestError
+from engine.errors import ConfigError, DeadlineExceeded, EngineDead, EngineError, EngineStopped, RequestError
 from engine.grammar.compiler import GrammarCompiler
 from engine.loop import EngineLoop
 from engine.messages import Deadlines, Finished, StepReport
@@ -121,9 +121,10 @@ async def test_closing_the_generator_is_the_abort():
         await anext(generator)
         await generator.aclose()
         gate.open()
-        await until(lambda: engine.stats.num_running == 0 and engine.stats.num_used_blocks == 0)
+        await until(lambda: any(isinstance(e, Finished) for report in reports for e in report.events))
         ends = [e for report in reports for e in report.events if isinstance(e, Finished)]
         assert [end.reason for end in ends] == [FinishReason.ABORT]
+        assert (engine.stats.num_running, engine.stats.num_used_blocks) == (0, 0)
         core.check_integrity()
 
 
@@ -185,8 +186,9 @@ async def test_at_its_deadline_a_request_is_aborted_though_its_reader_has_stoppe
         generator = engine.generate(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True), deadlines=in_ms(10**7))
         gate.let_through(1)
         await anext(generator)
+        await until(lambda: engine.stats.step_started_s is not None)  # the next one has begun: it is not taken back
         timers[0]()
-        gate.let_through(1)  # the step that had begun
+        gate.let_through(1)
         await until(lambda: engine.stats.num_running == 0 and engine.stats.num_steps == 2)
         await generator.aclose()
 
@@ -241,8 +243,8 @@ async def test_a_step_that_raises_fails_everyone_and_says_why(caplog: pytest.Log
         engine.on_dead(told.append)
         gate.fault = ValueError("broken")
         first, second = await asyncio.gather(collect(engine), collect(engine), return_exceptions=True)
-        assert isinstance(first, EngineDead)
-        assert isinstance(second, EngineDead)
+        assert type(first) is EngineDead
+        assert type(second) is EngineDead
         assert first is not second
         assert "ValueError: broken" in str(first)
         assert len(told) == 1
@@ -259,8 +261,10 @@ async def test_open_requests_end_when_the_engine_is_closed():
         await until(lambda: not engine._loop._inbox.empty())  # it has been told to stop, in the middle of a step
         gate.open()
         await closing
-        with pytest.raises(EngineDead, match="stopped"):
+        with pytest.raises(EngineStopped, match="told to stop"):
             await task
+        with pytest.raises(EngineStopped):  # what comes later is told the same
+            engine.check(PROMPT, SamplingParams())
 
 
 async def test_what_fails_to_load_raises_in_start():

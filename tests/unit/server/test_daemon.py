@@ -26,7 +26,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 import engine.client
-from engine.errors import ConfigError, EngineDead
+from engine.errors import ConfigError, EngineDead, EngineStopped
 from server import cli, daemon, watchdog
 
 class Engine:
@@ -68,7 +68,7 @@ class Engine:
 
     async def close(self):
         self.ended.set()
-        self.tell(EngineDead("the engine has been stopped"))
+        self.tell(EngineStopped("told to stop"))
 
     @classmethod
     async def start(cls, config, progress):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.exceptions import HTTPException
 
-from engine.errors import DeadlineExceeded, EngineDead, EngineError, ModelError, Overloaded, RequestError
+from engine.errors import DeadlineExceeded, EngineDead, EngineError, EngineStopped, ModelError, Overloaded, RequestError
 from server.errors import (
     STATUS_TABLE,
     BodyTooLarge,
@@ -35,6 +35,7 @@ from server.protocol.errors import ErrorEnvelope
         (Overloaded("m", retry_after_s=1), 503, "service_unavailable", "overloaded", None),
         (DeadlineExceeded("m"), 504, "timeout_error", "deadline_exceeded", None),
         (EngineDead("m"), 500, "server_error", "engine_dead", None),
+        (EngineStopped("m"), 503, "service_unavailable", "stopping", None),
         (EngineError("m"), 500, "server_error", "engine_error", None),
         (ModelError("m"), 500, "server_error", "engine_error", None),
     ],
@@ -62,7 +63,8 @@ def test_when_to_come_back() -> None:
     for error in (RequestRateExceeded("m", retry_after_s=2.1), TokenRateExceeded("m", retry_after_s=2.1)):
         headers = to_api_error(error).response().headers
         assert (headers["Retry-After"], headers["Retry-After-Ms"]) == ("3", "2100")
-    assert int(to_api_error(EngineDead("m")).response().headers["Retry-After"]) > 0
+    for dead in (EngineDead("m"), EngineStopped("m")):
+        assert int(to_api_error(dead).response().headers["Retry-After"]) > 0
 
 
 def test_nobody_need_ask_again_whose_time_is_over() -> None:
