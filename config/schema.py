@@ -153,8 +153,9 @@ class ServerConfig:
     `Retry-After`. By default no limit."""
 
     tokens_per_minute: int | None = field(default=None, metadata={"at_least": 1})
-    """Most tokens that an API key may use in a minute, prompts and output; without keys, all clients together. By \
-    default no limit."""
+    """Most tokens that an API key may use in a minute, prompts and output; without keys, all clients together.
+    Outputs without `max_tokens` may overdraw it by as much again: nobody waits for more than two minutes. By default no
+    limit."""
 
     max_queue_wait: int | None = field(default=None, metadata={"at_least": 1})
     """Seconds that a request may wait for its first step. It is dropped then, with 503 and `Retry-After`, before
@@ -180,7 +181,8 @@ class ServerConfig:
     """Log the beginning of each prompt, as the model gets it."""
 
     shutdown_timeout: int = field(default=30, metadata={"at_least": 0})
-    """Seconds that open requests get to finish in when the server is told to stop (SIGTERM, Ctrl-C)."""
+    """Seconds that open requests get to finish in when the server is told to stop (SIGTERM, Ctrl-C). What is not done
+    by then ends with the error `stopping`: status 503 before its first byte."""
 
     stall_timeout: int = field(default=120, metadata={"at_least": 1})
     """Seconds after which a step that does not end, or an event loop that does nothing, counts as hung: `/health` and

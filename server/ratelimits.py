@@ -49,7 +49,8 @@ _NO_TIME_S = 1e-6
 class Bucket:
     """So many a minute: full at first, refilled evenly, never beyond its limit. Times are time.monotonic().
 
-    It may be overdrawn by what turns out to be more than was thought; what comes later waits for that.
+    It may be overdrawn by what turns out to be more than was thought, to its limit below nothing and no further; what
+    comes later waits for that, so two minutes at most.
     """
 
     def __init__(self, limit: int, now_s: float) -> None:
@@ -70,9 +71,14 @@ class Bucket:
         wait_s = missing * _MINUTE_S / self.limit
         return 0.0 if missing <= _NEARLY or wait_s <= _NO_TIME_S else wait_s
 
-    def take(self, amount: int, now_s: float) -> None:
-        """Take `amount`, be it there or not; give it back if it is negative."""
-        self._level = min(float(self.limit), self.level(now_s) - amount)
+    def take(self, amount: float, now_s: float) -> float:
+        """Take `amount`, be it there or not, but for what would be below its floor; give it back if it is negative.
+
+        Returns what was taken.
+        """
+        before = self.level(now_s)
+        self._level = max(-float(self.limit), min(float(self.limit), before - amount))
+        return before - self._level
 
     def headers(self, unit: str, now_s: float) -> dict[str, str]:
         """Its state, as OpenAI tells it: a reset is when it is full again."""
@@ -124,7 +130,9 @@ class Charge:
         self._num_output_tokens = 0
         self._of_choices: dict[int, int] = {}
         self._is_computed = False
-        self._num_taken = 0
+        self._num_due = 0
+        self._num_taken = 0.0
+        """Less than what is due if the bucket was at its floor: that is forgiven, and cannot be given back."""
         self._take()
 
     def correct(self, num_prompt_tokens: int) -> None:
@@ -163,10 +171,12 @@ class Charge:
             self._take()
 
     def _take(self) -> None:
-        """Take what is due beyond what was taken before, or give the difference back."""
+        """Take what is due beyond what was due before, or give back what was taken beyond it."""
         num_due = self._num_prompt_tokens + max(self._num_reserved, self._num_output_tokens)
-        self._bucket.take(num_due - self._num_taken, self._limits.clock())
-        self._num_taken = num_due
+        more = num_due - self._num_due
+        amount = more if more > 0 else min(0.0, num_due - self._num_taken)
+        self._num_taken += self._bucket.take(amount, self._limits.clock())
+        self._num_due = num_due
 
 
 class RateLimits:

@@ -96,6 +96,15 @@ def test_what_is_overdrawn_is_waited_for() -> None:
     assert bucket.seconds_until(1, 0.0) == 31
 
 
+def test_it_is_overdrawn_by_a_minutes_worth_at_most() -> None:
+    bucket = Bucket(60, 0.0)
+    assert bucket.take(1000, 0.0) == 120
+    assert bucket.take(1, 0.0) == 0
+    assert bucket.headers("tokens", 0.0)["x-ratelimit-reset-tokens"] == "2m0s"
+    assert bucket.seconds_until(1, 0.0) == 61
+    assert bucket.level(120.0) == 60
+
+
 def test_headers_are_as_in_openais_own_example() -> None:
     bucket = Bucket(150_000, 0.0)
     bucket.take(16, 0.0)
@@ -211,6 +220,35 @@ async def test_output_beyond_what_was_reserved_counts_as_it_comes_and_the_rest_g
     async for _ in charge_of(other).follow(chunks_of((0, 3))):
         pass
     assert limits.left(other) == 63
+
+
+@pytest.mark.anyio
+async def test_outputs_far_beyond_the_limit_shut_nobody_out_for_hours() -> None:
+    """Ten chats at once without `max_tokens`, of 4000 tokens each, against 100 a minute: 400 minutes' worth."""
+    limits = Limits(tokens=100)
+    requests = [limits.ask(num_bytes=4) for _ in range(10)]
+    follows = [charge_of(request).follow(chunks_of((0, 2000), (0, 4000))) for request in requests]
+    for follow in follows:
+        await anext(follow)
+    limits.now.s += 3600  # they run on, and while they do nothing begins
+    for follow in follows:
+        assert [_ async for _ in follow]
+    with pytest.raises(TokenRateExceeded) as caught:
+        limits.ask(num_output_tokens=100)
+    assert caught.value.retry_after_s == 120
+    limits.now.s += 120
+    assert limits.left(limits.ask(num_output_tokens=100)) == 0
+
+
+@pytest.mark.anyio
+async def test_what_was_forgiven_is_not_given_back() -> None:
+    limits = Limits(tokens=100)
+    ended, long = limits.ask(num_bytes=4, num_output_tokens=50), limits.ask(num_bytes=4)
+    [_ async for _ in charge_of(long).follow(chunks_of((0, 1000)))]
+    charge_of(ended).correct(50)  # 49 more than was thought: the bucket is at its floor
+    charge_of(ended).release()  # refused after all: 51 were taken
+    limits.now.s += 60
+    assert limits.left(ended) == 51
 
 
 @pytest.mark.anyio
