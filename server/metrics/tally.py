@@ -17,7 +17,7 @@ REJECTIONS = (
     *("context_length_exceeded", "deadline_exceeded", "headers_too_large", "host_not_allowed"),
     *("invalid_api_key", "invalid_http", "invalid_json", "invalid_value"),
     *("model_not_found", "origin_not_allowed", "overloaded", "rate_limit_exceeded", "request_timeout"),
-    *("previous_response_not_found", "response_not_found"),
+    *("previous_response_not_found", "response_not_found", "stopping"),
     *("request_too_large", "unavailable", "unsupported_parameter", "url_too_long"),
 )
 """Error codes that are published from the start: a series that appears with its first count shows no rise."""
