@@ -135,8 +135,8 @@ class ServerConfig:
     is not. 0 waits for ever."""
 
     max_connections: int | None = field(default=None, metadata={"at_least": 1})
-    """Most open connections: with one more, that which has been idle longest is closed. By default what the limit of \
-    open files (`ulimit -n`) allows."""
+    """Most open connections, TLS handshakes too: with one more, that which has been idle longest is closed. By default
+    what the limit of open files (`ulimit -n`) allows."""
 
     max_queued_requests: int = field(default=512, metadata={"at_least": 0})
     """Most requests that wait, beside the `--max-num-seqs` that run; each choice is one. More are refused at once, with

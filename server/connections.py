@@ -9,6 +9,7 @@ to everybody from then on, health probes too, which is what such a client wants.
 - when there are more than `max_connections`, the one that has waited longest for a request goes. Clients notice no
   more of that than of any closed keep-alive connection: the next request takes a new one. Only when all others are
   being answered the new one goes, with a 503;
+- a TLS handshake (`handshakes`) and the farewell at the end of TLS count as connections that wait, and go like them;
 - what cannot be parsed, and what is too large before its body begins (`heads`), is a request like others, that is
   refused: it goes to the application with the error in its scope, is answered in its turn, logged and counted there
   (`middleware.RefuseUnfit`), and ends the connection. Nothing that comes behind it is read;
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import httptools
@@ -63,6 +65,7 @@ def connection_class(config: ServerConfig) -> type[Connection]:
         write_timeout_s = config.write_timeout or None
         max_connections = config.max_connections or _default_max_connections()
         waiting: ClassVar[dict[Connection, None]] = {}
+        shaking: ClassVar[dict[Connection, Callable[[], None]]] = {}
 
     return Bounded
 
@@ -87,6 +90,8 @@ class Connection(HttpToolsProtocol):
     max_connections: int
     waiting: ClassVar[dict[Connection, None]]
     """All connections that no request is being answered on, the longest waiting first. Event loop only."""
+    shaking: ClassVar[dict[Connection, Callable[[], None]]]
+    """Those of them that shake hands, for TLS, and what ends it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,16 +105,30 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = False
         """The last answer has been given."""
 
+    def handshake_begun(self, cut_off: Callable[[], None]) -> bool:
+        """See handshakes.Greeted."""
+        self.shaking[self] = cut_off
+        self.waiting[self] = None
+        self._keep_to_the_most()
+        return self in self.shaking
+
+    def handshake_ended(self) -> None:
+        """See handshakes.Greeted."""
+        self.shaking.pop(self, None)
+        if self.transport is None:  # it has failed
+            self.waiting.pop(self, None)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
+        is_new = self.shaking.pop(self, None) is None
         super().connection_made(transport)
         self._outgoing = Outgoing(
             transport, self.write_timeout_s, self.loop, on_close=self._leave, on_stopped=self._log_stopped_reader
         )
         self._wait()
         self._set_deadline()
-        if len(self.connections) > self.max_connections:
-            self._make_room()
+        if is_new:
+            self._keep_to_the_most()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
@@ -308,8 +327,10 @@ class Connection(HttpToolsProtocol):
         if self.scheme == "https" and not self.transport.is_closing() and not self._outgoing.is_read():
             self._clear_deadline()
             self._deadline = self.loop.call_later(_TLS_TICK_S, self._close)
-        else:
+        elif not self.transport.is_closing():
             self.transport.close()
+            if self.scheme == "https":  # asyncio gives the client 30 s to say farewell: it may, if there is room
+                self.waiting[self] = None
 
     def _log_stopped_reader(self) -> None:
         logger.info("a client is cut off: it has taken nothing of its answer for %g s", self.write_timeout_s)
@@ -328,10 +349,25 @@ class Connection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _make_room(self) -> None:
+    def _keep_to_the_most(self) -> None:
+        """Send away the one that has waited longest, if there is one too many; this one waits, too."""
+        if len(self.connections) + len(self.shaking) <= self.max_connections:
+            return
         oldest = next(iter(self.waiting))
-        del self.waiting[oldest]
         if oldest is self:
             logger.warning("a connection was refused: all %d are being answered", self.max_connections)
+        if oldest is self and self not in self.shaking:
             self._outgoing.write(_NO_ROOM)
-        oldest.transport.close()
+            self._close()
+        else:
+            oldest._go()
+
+    def _go(self) -> None:
+        """End, when all is sent, without the farewell that TLS has."""
+        del self.waiting[self]
+        if (cut_off := self.shaking.pop(self, None)) is not None:
+            cut_off()
+        elif self.scheme == "https" and self._outgoing.is_read():
+            self.transport.abort()
+        else:
+            self._close()

@@ -17,13 +17,14 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from config.schema import ModelConfig, Settings
 from server.connections import connection_class
 from server.gate import Gate
+from server.handshakes import loop_factory
 from server.logs import quiet_transformers
 from server.tls import tls_options
 
@@ -94,26 +95,8 @@ def run(
     # uvicorn sets its own handlers while it serves, then sends the signal once more to those before: exit 0 is ours.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: None)
-    with asyncio.Runner(loop_factory=_loop_factory(settings.server.header_timeout)) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(settings.server.header_timeout)) as runner:
         return runner.run(_Daemon(settings, sock, tracing).run(show, on_ready))
-
-
-def _loop_factory(handshake_timeout_s: float) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Loops whose TLS servers close clients that do not come to the end of the handshake: uvicorn cannot say when."""
-    base: type[asyncio.AbstractEventLoop]
-    try:
-        from uvloop import Loop as base  # noqa: N813
-    except ImportError:  # Windows
-        from asyncio import SelectorEventLoop as base  # noqa: N813
-
-    class Loop(base):  # type: ignore[misc, valid-type]
-        async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
-            if kwargs.get("ssl") is not None:
-                kwargs.setdefault("ssl_handshake_timeout", handshake_timeout_s)
-            server: asyncio.Server = await super().create_server(*args, **kwargs)
-            return server
-
-    return Loop
 
 
 class _Server(uvicorn.Server):
