@@ -68,7 +68,7 @@ class GrammarSpec:
 
     def __post_init__(self) -> None:
         if self.kind != "json_object":
-            _check(bool(self.text), self.param, '""', f"a {self.kind} that is not empty")
+            _check(bool(self.text), self.param, '""', "text that is not empty")
         length = len(self.text)
         _check(length <= MAX_GRAMMAR_LEN, self.param, f"{length}", f"at most {MAX_GRAMMAR_LEN} characters long")
         _check(_is_unicode(self.text), self.param, "a lone surrogate", "Unicode text")

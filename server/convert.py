@@ -412,5 +412,8 @@ def _renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        param = names.get(error.param or "", error.param)
-        raise RequestError(str(error), param=param, code=error.code) from error
+        param, message = error.param or "", str(error)
+        ours = names.get(param, param)
+        if "_" in param:  # `prompt` is a word as well
+            message = message.replace(param, ours)
+        raise RequestError(message, param=ours or None, code=error.code) from error

@@ -9,15 +9,12 @@ from engine.errors import RequestError
 from engine.params import GrammarSpec
 from server.protocol.structured import ResponseFormat, StructuredOutputs
 
-_RESPONSE_FORMAT = "response_format"
-_STRUCTURED_OUTPUTS = "structured_outputs"
-
 _KINDS: dict[str, Callable[[Any], GrammarSpec | None]] = {
-    "json_": lambda schema: GrammarSpec.json_schema(schema, param=_STRUCTURED_OUTPUTS),
-    "json_object": lambda wanted: GrammarSpec("json_object", param=_STRUCTURED_OUTPUTS) if wanted else None,
-    "regex": lambda regex: GrammarSpec("regex", regex, _STRUCTURED_OUTPUTS),
-    "choice": lambda choices: GrammarSpec.choice(choices, param=_STRUCTURED_OUTPUTS),
-    "grammar": lambda grammar: GrammarSpec("lark", grammar, _STRUCTURED_OUTPUTS),
+    "json_": lambda schema: GrammarSpec.json_schema(schema, param="structured_outputs.json"),
+    "json_object": lambda asked: GrammarSpec("json_object", param="structured_outputs.json_object") if asked else None,
+    "regex": lambda regex: GrammarSpec("regex", regex, "structured_outputs.regex"),
+    "choice": lambda choices: GrammarSpec.choice(choices, param="structured_outputs.choice"),
+    "grammar": lambda grammar: GrammarSpec("lark", grammar, "structured_outputs.grammar"),
 }
 """The fields of `structured_outputs`, and what each asks for."""
 
@@ -29,7 +26,7 @@ def grammar_of(
     by_format = None if response_format is None else _of_response_format(response_format)
     by_outputs = None if structured_outputs is None else _of_structured_outputs(structured_outputs)
     if by_format is not None and by_outputs is not None:
-        raise _invalid(_STRUCTURED_OUTPUTS, "structured_outputs and response_format both say what the text must be")
+        raise _invalid("structured_outputs", "structured_outputs and response_format both say what the text must be")
     return by_format or by_outputs
 
 
@@ -38,8 +35,8 @@ def _of_response_format(given: ResponseFormat) -> GrammarSpec | None:
         needs = "is required with" if given.type == "json_schema" else "is for"
         raise _invalid("response_format.json_schema", f'response_format.json_schema {needs} the type "json_schema"')
     if given.json_schema is not None:
-        return GrammarSpec.json_schema(given.json_schema.schema_, param=_RESPONSE_FORMAT)
-    return GrammarSpec("json_object", param=_RESPONSE_FORMAT) if given.type == "json_object" else None
+        return GrammarSpec.json_schema(given.json_schema.schema_, param="response_format.json_schema.schema")
+    return GrammarSpec("json_object", param="response_format") if given.type == "json_object" else None
 
 
 def _of_structured_outputs(given: StructuredOutputs) -> GrammarSpec:
@@ -49,7 +46,8 @@ def _of_structured_outputs(given: StructuredOutputs) -> GrammarSpec:
         if (value := getattr(given, name)) is not None and (spec := make(value)) is not None
     ]
     if len(wanted) != 1:
-        raise _invalid(_STRUCTURED_OUTPUTS, "structured_outputs needs exactly one of json, regex, choice and grammar")
+        message = "structured_outputs needs exactly one of json, json_object, regex, choice and grammar"
+        raise _invalid("structured_outputs", message)
     return wanted[0]
 
 

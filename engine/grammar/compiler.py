@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from engine.errors import EngineError, Overloaded, RequestError
-from engine.grammar.matcher import LIMITS, CompiledGrammar, Vocabulary, compile_grammar, explain, source_of
+from engine.grammar.matcher import LIMITS, CompiledGrammar, Vocabulary, about, compile_grammar, explain, source_of
 from engine.grammar.tags import with_tags_as_text
 from engine.grammar.trial import GrammarError, TrialProcess
 from engine.params import GrammarSpec
@@ -143,7 +143,7 @@ class GrammarCompiler:
             entry.num_bytes = self._trial.run(source)
             return compile_grammar(source, self._vocabulary)
         except GrammarError as error:
-            return explain(str(error))
+            return explain(about(entry.spec, str(error)))
         except ModuleNotFoundError:
             return "this server cannot hold outputs to grammars, since the package llguidance is not installed"
 

@@ -16,6 +16,7 @@ The package is imported by the first grammar: an engine that is asked for none r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,22 @@ def _calls_as_lark(schemas: dict[str, dict[str, Any]], max_calls: int) -> str:
         begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         rules += [f'f{i}: {begin} a{i} "}}"', f"a{i}: %json {json.dumps(schema | {'x-guidance': JSON_OPTIONS})}"]
     return "\n".join(rules)
+
+
+_PLACE = re.compile(r"at (\d+)\(\d+\): (.*)")
+"""Of what is wrong in a text in Lark. Behind it, lines of that text."""
+
+
+def about(spec: GrammarSpec, message: str) -> str:
+    """What is said of a grammar's source, as said of what its author wrote: of calls, the function whose schema it is.
+
+    `_calls_as_lark` has that of the first function in line 4, and of each other one two lines below.
+    """
+    if spec.kind != "calls" or (place := _PLACE.match(message)) is None:
+        return message
+    names = list(json.loads(spec.text)["schemas"])
+    index = min(max(int(place[1]) // 2 - 2, 0), len(names) - 1)
+    return f"the parameters of {names[index]!r}: {place[2]}"
 
 
 def explain(message: str) -> str:

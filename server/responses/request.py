@@ -117,6 +117,7 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format.schema",
     "response_format": "text.format",
 }

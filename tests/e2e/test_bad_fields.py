@@ -1,7 +1,7 @@
 """One bad value at a time, in every place of every body: 4xx with the place's name, and nobody else notices.
 
 Places and what may stand there come from the OpenAPI document (`tests.e2e.places`), so a new field is looked at without
-a line here. The fields of the bodies themselves are quick; what is in them is slow.
+a line here. `tests/integration/test_http_bad_fields.py` is the same in a few seconds, with a fake engine.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from tests.chaos.model import save_served_model
-from tests.e2e.places import KEYS, KINDS, MODEL, SCHEMAS, Json, Place, Walk, nested_schema
+from tests.e2e.bad_values import KEYS, error_of, explains, others_for, wrong_for
+from tests.e2e.places import MODEL, Json, Place, Walk
 from tests.e2e.process import Daemon, running
 from tests.factories_engine import FakeEngine
 from tests.factories_http import make_app
+
+pytestmark = pytest.mark.slow
 
 DOCUMENT = make_app(FakeEngine()).openapi()
 WALK = Walk(DOCUMENT)
@@ -35,51 +36,10 @@ Call them as <tool_call>: {{ tools | tojson }}<|im_end|>
 """Takes all roles, and shows all that messages have."""
 
 
-def each_place(places: list[Place], *, slow: bool = False) -> pytest.MarkDecorator:
-    """Parametrized with these; the nested ones are slow, or all are."""
-
-    def of(place: Place) -> ParameterSet:
-        marks = [pytest.mark.slow] if slow or place.is_nested else []
-        return pytest.param(place, id=f"{place.route}-{place.name}{place.kind}", marks=marks)
-
-    return pytest.mark.parametrize("place", list(map(of, places)))
-
-
-def out_of_range(schema: Json) -> Iterator[Any]:
-    """Values of the right type just outside the documented range."""
-    if "minimum" in schema:
-        yield schema["minimum"] - 1
-    if "maximum" in schema:
-        yield schema["maximum"] + 1
-    if "exclusiveMinimum" in schema:
-        yield schema["exclusiveMinimum"]
-    if "maxLength" in schema:
-        yield "z" * (schema["maxLength"] + 1)
-
-
-def wrong_for(place: Place) -> Iterator[Any]:
-    """Values that the document does not let through."""
-    allowed = WALK.kinds(place.schema)
-    for kind, values in KINDS.items():
-        if kind not in allowed:
-            yield from values
-    shapes = [shape for _, shape in WALK.variants(place.schema)]
-    for shape in (place.schema, *shapes):
-        yield from out_of_range(shape)
-    texts = [shape for shape in shapes if shape.get("type") == "string"]
-    if texts and all("enum" in shape or "const" in shape for shape in texts):
-        yield from ("", "none of these")
-
-
-def others_for(place: Place) -> Iterator[Any]:
-    """All else that is sent: right, or what only this model or this grammar cannot take."""
-    allowed = WALK.kinds(place.schema)
-    for kind, values in KINDS.items():
-        if kind in allowed:
-            yield from values
-    yield from ("\ud83d", float("nan"))
-    if any(shape.get("additionalProperties") is True for _, shape in WALK.variants(place.schema)):
-        yield from (*SCHEMAS, *map(nested_schema, (30, 90)))
+def each_place(places: list[Place]) -> pytest.MarkDecorator:
+    """Parametrized with these."""
+    ids = [f"{place.route}-{place.name}{place.kind}" for place in places]
+    return pytest.mark.parametrize("place", places, ids=ids)
 
 
 class Neighbour:
@@ -142,20 +102,11 @@ def send(client: httpx.Client, place: Place, body: Json) -> httpx.Response:
     return client.post(place.route, content=content, headers={"content-type": "application/json"})
 
 
-def names(error: Json, place: Place) -> bool:
-    """Whether it says the place: itself, a member of it, or what it is in and then which part of that."""
-    param, message = error["param"] or "", error["message"]
-    if param.startswith(place.name):
-        return True
-    last = next(part for part in reversed(place.path) if isinstance(part, str))
-    return (place.name.startswith(param) and last in message) or place.name in message
-
-
 def test_the_document_that_is_walked_is_the_one_that_is_served(client: httpx.Client) -> None:
     assert client.get("/openapi.json").json() == json.loads(json.dumps(DOCUMENT))
 
 
-@each_place([place for place in PLACES if place.name != "previous_response_id"], slow=True)  # none is kept
+@each_place([place for place in PLACES if place.name != "previous_response_id"])  # none is kept
 def test_the_body_of_each_place_is_accepted(client: httpx.Client, place: Place) -> None:
     """Else what is wrong at the place would be refused for something else, and show nothing."""
     response = send(client, place, place.body)
@@ -165,25 +116,24 @@ def test_the_body_of_each_place_is_accepted(client: httpx.Client, place: Place) 
 @each_place(PLACES)
 @pytest.mark.usefixtures("neighbour")
 def test_a_bad_value_is_refused_by_name(client: httpx.Client, place: Place) -> None:
-    for value in wrong_for(place):
+    for value in wrong_for(WALK, place):
         response = send(client, place, place.with_value(value))
         assert 400 <= response.status_code < 500, (value, response.text[:300])
-        assert names(response.json()["error"], place), (value, response.text[:300])
-    for value in others_for(place):
+        assert explains(error_of(response), place, value), (value, response.text[:300])
+    for value in (*others_for(WALK, place), None):
         response = send(client, place, place.with_value(value))
         ran_out = place.name == "timeout_ms" and response.status_code == 504
-        assert response.status_code < 500 or ran_out, (value, response.text[:300])
+        assert response.status_code in (200, 400, 404) or ran_out, (value, response.text[:300])
         assert '"type":"server_error"' not in response.text.replace(" ", ""), (value, response.text[-300:])
-    if "null" in WALK.kinds(place.schema):
-        response = send(client, place, place.with_value(None))
-        assert response.status_code == 200 or names(response.json()["error"], place), response.text[:300]
+        if response.status_code == 400:
+            assert explains(error_of(response), place, value), (value, response.text[:300])
 
 
-@each_place([place for place in PLACES if place.is_of_map], slow=True)
+@each_place([place for place in PLACES if place.is_of_map])
 @pytest.mark.usefixtures("neighbour")
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: ascii(key)[1:9])
 def test_a_bad_key_of_a_map(client: httpx.Client, place: Place, key: str) -> None:
     response = send(client, place, place.with_key(key))
     assert response.status_code < 500, response.text[:300]
     if response.status_code != 200:
-        assert place.path[0] in response.json()["error"]["message"], response.text[:300]
+        assert place.path[0] in error_of(response)["message"], response.text[:300]

@@ -108,7 +108,7 @@ def test_a_grammar_that_blows_up_is_a_bad_request_while_streams_go_on(client: Op
             messages=MESSAGES,
             response_format={"type": "json_schema", "json_schema": {"name": "slow", "schema": slow}},
         )
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "response_format.json_schema.schema"
     assert "to compile" in caught.value.message
     next(iter(stream))
     stream.close()

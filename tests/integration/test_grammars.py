@@ -241,11 +241,15 @@ async def test_a_grammar_that_cannot_be_held_is_a_bad_request(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     unsupported = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}
-    for field, value in (("response_format", unsupported), ("structured_outputs", {"regex": "("})):
+    for param, value in (
+        ("response_format.json_schema.schema", unsupported),
+        ("structured_outputs.regex", {"regex": "("}),
+    ):
+        field = param.partition(".")[0]
         response = await client.post(path, json=body | {field: value, "stream": stream, "n": 2})
         assert response.status_code == 400
         error = response.json()["error"]
-        assert error["param"] == field
+        assert error["param"] == param
         assert error["type"] == "invalid_request_error"
 
 

@@ -138,7 +138,7 @@ def test_recomputing_after_a_preemption_asks_the_grammar_nothing() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GrammarSpec("regex", "", "f"), "f must be a regex that is not empty"),
+        (lambda: GrammarSpec("regex", "", "f"), "f must be text that is not empty"),
         (lambda: GrammarSpec("lark", "x" * (MAX_GRAMMAR_LEN + 1), "f"), "f must be at most 131072 characters"),
         (lambda: GrammarSpec("regex", "\ud800", "f"), "f must be Unicode text"),
         (lambda: GrammarSpec.choice([], param="f"), "f must be a choice of at least one"),

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,18 @@ def test_a_refusal_names_the_field_and_is_kept(compiler: GrammarCompiler) -> Non
     kept = compiler.compile(GrammarSpec("regex", "(", "response_format"))
     assert kept.done()
     assert refusal_of(compiler, GrammarSpec("regex", "(", "response_format")).startswith("response_format cannot")
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_refusal_of_calls_names_the_function_and_quotes_nothing_that_nobody_wrote(
+    compiler: GrammarCompiler, index: int
+) -> None:
+    schemas: dict[str, Any] = {"first": {"type": "object"}, "second": {}, "third": {"const": 1}}
+    name = list(schemas)[index]
+    schemas[name] = {"type": 5}
+    message = refusal_of(compiler, GrammarSpec.calls(schemas, max_calls=2, param="tools"))
+    assert message.startswith(f"tools cannot be used: the parameters of '{name}': failed to compile")
+    assert "x-guidance" not in message
 
 
 @pytest.mark.parametrize(
