@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import httpx
+import pytest
 
 Json = dict[str, Any]
 
@@ -15,6 +17,22 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 BODIES: dict[str, Json] = {COMPLETIONS: {"prompt": "Hi"}, CHAT: {"messages": [{"role": "user", "content": "Hi"}]}}
 """The least that each route needs. A strict server may refuse a field of the other route's."""
+
+
+GOOD: Json = {
+    "top_k": 1,
+    "min_p": 0.5,
+    "repetition_penalty": 1.1,
+    "stop_token_ids": [5],
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "truncate_prompt_tokens": 1,
+    "priority": 0,
+    "timeout_ms": 600_000,
+    "cache_salt": "x",
+    "structured_outputs": {"choice": ["a"]},
+}
+"""Fields of vLLM's and our own that cases send, with a value that is right."""
 
 
 @dataclass
@@ -87,11 +105,14 @@ class Answer:
 class Api:
     """One server and one model."""
 
-    def __init__(self, base_url: str, model: str | None, api_key: str | None) -> None:
+    def __init__(self, base_url: str, model: str | None, api_key: str | None, *, is_ours: bool = False) -> None:
         self.base_url = base_url
+        self.is_ours = is_ours
+        """Then all that we promise is asked for, and not only what OpenAI's reference says."""
         self.key = api_key
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.http = httpx.Client(base_url=base_url, headers=headers, timeout=120.0)
+        limits = httpx.Limits(max_keepalive_connections=0)  # a server may close one just as it is used again
+        self.http = httpx.Client(base_url=base_url, headers=headers, timeout=120.0, limits=limits)
         self.model = model or self.http.get("/v1/models").json()["data"][0]["id"]
 
     def __enter__(self) -> Api:
@@ -103,6 +124,34 @@ class Api:
     def post(self, path: str, body: Json) -> httpx.Response:
         """POST with the model's name, whatever comes back."""
         return self.http.post(path, json={"model": self.model} | body)
+
+    @cache  # noqa: B019 - there is one for all cases
+    def takes(self, path: str, name: str) -> bool:
+        """Whether this field, which is not OpenAI's, is one of the server's: its type matters.
+
+        Others may ignore it or refuse it, as they do with any name that they do not know.
+        """
+        body = BODIES[path] | {"max_tokens": 1}
+        right, wrong = (
+            # A connection of its own: a server that breaks on it may end the connection
+            self.http.post(path, json={"model": self.model} | body | {name: value}, headers={"Connection": "close"})
+            for value in (GOOD[name], [{"no": "such"}])
+        )
+        return right.status_code == 200 and wrong.status_code != 200
+
+    def ids_of(self, text: str) -> list[int]:
+        """The tokens of a text. Skips the case where there is no /tokenize of vLLM's shape."""
+        response = self.post("/tokenize", {"prompt": text})
+        if response.status_code != 200 or "count" not in response.json():
+            pytest.skip("no /tokenize as vLLM has it")
+        ids: list[int] = response.json()["tokens"]
+        return ids
+
+    def context_len(self) -> int | None:
+        """If the server says it."""
+        model = self.http.get("/v1/models").json()["data"][0]
+        limit: int | None = model.get("max_model_len", model.get("meta", {}).get("n_ctx"))  # vLLM's name, llama.cpp's
+        return limit
 
     def complete(self, prompt: Any, **body: Any) -> Answer:
         """POST /v1/completions, greedy unless told otherwise; as a stream if `stream` is set."""
@@ -139,8 +188,9 @@ def error_of(response: httpx.Response) -> Json:
 
 
 def error_in(body: Json) -> Json:
-    """The error of an envelope, wherever that was sent."""
+    """The error of an envelope, wherever that was sent. `param` and `code` are a case of their own."""
     assert set(body) == {"error"}, body
-    assert {"message", "type", "param", "code"} <= set(body["error"]), body
     error: Json = body["error"]
-    return error
+    assert isinstance(error["message"], str), body
+    assert isinstance(error["type"], str), body
+    return {"param": None, "code": None} | error

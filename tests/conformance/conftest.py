@@ -47,7 +47,7 @@ def api(request: pytest.FixtureRequest, our_own: Daemon | None) -> Iterator[Api]
     """The server."""
     option = request.config.getoption
     if our_own is not None:
-        with Api(our_own.url, None, OUR_KEY) as api:
+        with Api(our_own.url, None, OUR_KEY, is_ours=True) as api:
             yield api
         return
     model, key = option("--model", default=None), option("--api-key", default=None)

@@ -47,12 +47,13 @@ def test_13_bytes_of_chat_logprobs_decode_to_the_text(api: Api, stream: bool) ->
 
 
 def test_13_echo_scores_the_prompt(api: Api) -> None:
-    ids = api.post("/tokenize", {"prompt": TEXT}).json()["tokens"]
     body = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 1}
-    [choice] = api.post(COMPLETIONS, body).json()["choices"]
+    response = api.post(COMPLETIONS, body)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
     assert choice["text"] == TEXT
     assert choice["logprobs"]["token_logprobs"][0] is None
-    assert len(choice["logprobs"]["token_logprobs"]) == len(ids)
+    assert len(choice["logprobs"]["token_logprobs"]) == response.json()["usage"]["prompt_tokens"]
     assert all(math.isfinite(each) for each in choice["logprobs"]["token_logprobs"][1:])
 
 
@@ -72,19 +73,23 @@ def unfiltered(api: Api) -> str:
 
 @pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"top_p": 1}, {"min_p": 0}, {"top_k": None}], ids=str)
 def test_14_filters_that_are_off_change_nothing(api: Api, unfiltered: str, off: dict[str, Any]) -> None:
+    if not api.is_ours and "top_p" not in off:
+        pytest.skip("what is not OpenAI's may be on by default")
     assert api.complete(TEXT, **FILTERED, **off).text == unfiltered
 
 
 def test_15_parameters_do_not_leak_between_requests(api: Api) -> None:
     greedy = api.complete(TEXT, max_tokens=12).text
     neighbours: list[dict[str, Any]] = [
-        {"temperature": 5, "seed": 1},
+        {"temperature": 2, "seed": 1},
         {"temperature": 0, "logit_bias": {"1000": 100}},
         {"temperature": 0, "presence_penalty": 2, "frequency_penalty": 2},
         {"temperature": 0, "stop": [greedy[1:3]]},
         {},
-        {"temperature": 1, "top_k": 2, "min_tokens": 4},
+        {"temperature": 1, "top_p": 0.1},
     ]
+    if api.takes(COMPLETIONS, "top_k"):
+        neighbours.append({"temperature": 1, "top_k": 2})
     for _ in range(2):  # the second time in the places of the first
         with ThreadPoolExecutor(len(neighbours)) as pool:
             answers = list(pool.map(lambda more: api.complete(TEXT, **({"max_tokens": 12} | more)), neighbours))
@@ -108,26 +113,35 @@ def test_16_choices_differ(api: Api) -> None:
     assert len({choice.text for choice in answer.choices.values()}) == 4
 
 
+def salted(salt: str | None) -> dict[str, str]:
+    """What keeps a prompt's cached prefixes apart, for servers that know it."""
+    return {} if salt is None else {"cache_salt": salt}
+
+
 @pytest.mark.parametrize("length", [31, 32, 33, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in (63, 65, 96))])
 def test_17_warm_prefix_cache_equals_cold(api: Api, length: int) -> None:
     """Around the borders of blocks; twice, so that the second finds what the first has left."""
-    ids = (api.post("/tokenize", {"prompt": TEXT * 6}).json()["tokens"] * 2)[length:][:length]
-    answers = [
-        api.complete(ids, max_tokens=6, logprobs=1, cache_salt=salt) for salt in (f"a{length}", f"b{length}") * 2
-    ]
+    ids = (api.ids_of(TEXT * 6) * 2)[length:][:length]
+    # Without salts the prompts of longer cases are warm at once
+    salts = (f"a{length}", f"b{length}") * 2 if api.takes(COMPLETIONS, "cache_salt") else (None,) * 4
+    answers = [api.complete(ids, max_tokens=6, logprobs=1, **salted(salt)) for salt in salts]
     assert len({answer.text for answer in answers}) == 1
     cold, *warm = [answer.choices[0].logprobs for answer in answers]
     for logprobs in warm:
         assert logprobs == pytest.approx(cold, abs=1e-3)
-    assert answers[2].usages[0]["prompt_tokens_details"]["cached_tokens"] > 0 or length <= 32
+    if api.is_ours and length > 32:
+        assert answers[2].usages[0]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_17_warm_equals_cold_after_an_aborted_request(api: Api) -> None:
+    has_salts = api.takes(COMPLETIONS, "cache_salt")
+
     def ask(salt: str) -> Answer:
-        return api.complete(TEXT, max_tokens=8, logprobs=1, cache_salt=salt)
+        return api.complete(TEXT, max_tokens=8, logprobs=1, **salted(salt if has_salts else None))
 
     cold = ask("cold")
-    body = {"model": api.model, "prompt": TEXT, "max_tokens": 500, "stream": True, "cache_salt": "aborted"}
+    body = {"model": api.model, "prompt": TEXT, "max_tokens": 500, "stream": True}
+    body |= salted("aborted" if has_salts else None)
     with api.http.stream("POST", COMPLETIONS, json=body) as response:
         next(response.iter_lines())
     warm = ask("aborted")

@@ -42,6 +42,8 @@ def wrong_headers(key: str) -> dict[str, str | None]:
 
 @pytest.mark.parametrize(("method", "path"), LOCKED, ids=[path for _, path in LOCKED])
 def test_22_without_the_key_nothing_is_answered(api: Api, key: str, method: str, path: str) -> None:
+    if not api.is_ours and not path.startswith("/v1/"):
+        pytest.skip("not OpenAI's: another server may answer everyone")
     for kind, header in wrong_headers(key).items():
         headers = {} if header is None else {"Authorization": header}
         response = httpx.request(method, api.base_url + path, headers=headers, json=BODIES.get(path, {}), timeout=60.0)
@@ -54,6 +56,8 @@ def test_22_without_the_key_nothing_is_answered(api: Api, key: str, method: str,
 @pytest.mark.parametrize("path", PROBES)
 def test_22_probes_need_no_key(api: Api, key: str, path: str) -> None:
     del key  # there is one
+    if not api.is_ours:
+        pytest.skip("not OpenAI's")
     assert httpx.get(api.base_url + path, timeout=60.0).status_code == 200
 
 
@@ -85,11 +89,14 @@ def send_secrets(api: Api) -> list[httpx.Response]:
     return [
         api.post(COMPLETIONS, {"prompt": f"{SECRET} is", "max_tokens": 2}),
         api.post(CHAT, {"messages": [message], "max_tokens": 2}),
-        api.post(COMPLETIONS, {"prompt": f"{SECRET} is", "temperature": -1}),
-        api.post(COMPLETIONS, {"prompt": f"{SECRET} " * 20_000}),
-        api.post(COMPLETIONS, {"prompt": {"text": f"my long secret is {SECRET}"}}),
-        api.post(CHAT, {"messages": [message | {"content": parts}]}),
-        api.post(CHAT, {"messages": [message, message | {"role": f"nobody, and {SECRET} is not to be told"}]}),
+        api.post(COMPLETIONS, {"prompt": f"{SECRET} is", "temperature": -1, "max_tokens": 2}),
+        api.post(COMPLETIONS, {"prompt": f"{SECRET} " * 20_000, "max_tokens": 2}),
+        api.post(COMPLETIONS, {"prompt": {"text": f"my long secret is {SECRET}"}, "max_tokens": 2}),
+        api.post(CHAT, {"messages": [message | {"content": parts}], "max_tokens": 2}),
+        api.post(
+            CHAT,
+            {"messages": [message, message | {"role": f"nobody, and {SECRET} is not to be told"}], "max_tokens": 2},
+        ),
         api.http.post(COMPLETIONS, content=broken, headers=headers),
     ]
 
@@ -98,10 +105,13 @@ def test_23_errors_and_metrics_tell_nothing_of_prompts_and_keys(api: Api) -> Non
     accepted, refused = [], []
     for response in send_secrets(api):
         (accepted if response.status_code == 200 else refused).append(response)
-    assert (len(accepted), len(refused)) == (2, 6)
+    # What must be refused is for other cases to say
+    assert refused
+    assert (len(accepted), len(refused)) == (2, 6) or not api.is_ours
     for response in refused:
-        error_of(response)
         assert SECRET not in response.text
+        if api.is_ours:
+            error_of(response)
     metrics = api.http.get("/metrics").text
     assert SECRET not in metrics
     assert api.key is None or api.key not in metrics

@@ -109,13 +109,13 @@ def test_04_usage_comes_in_one_chunk_behind_all_others_and_only_if_asked_for(api
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_04_stream_options_need_stream(api: Api, path: str) -> None:
-    error = error_of(api.post(path, BODIES[path] | {"stream_options": {"include_usage": True}}))
+    error = error_of(api.post(path, BODIES[path] | {"max_tokens": 2, "stream_options": {"include_usage": True}}))
     assert "stream_options" in (error["param"] or "") + error["message"]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_05_what_is_wrong_before_the_first_byte_is_a_status(api: Api, path: str) -> None:
-    response = api.post(path, BODIES[path] | {"stream": True, "temperature": -1})
+    response = api.post(path, BODIES[path] | {"max_tokens": 2, "stream": True, "temperature": -1})
     assert response.status_code == 400
     assert response.headers["content-type"].startswith("application/json")
 
@@ -154,7 +154,7 @@ def test_05_a_fault_after_the_first_byte_is_one_event_and_before_it_a_status(
 def test_06_framing(api: Api) -> None:
     answer = api.chat("Hi", max_tokens=4, stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    assert "no-cache" in answer.headers["cache-control"]
+    assert "no-cache" in answer.headers.get("cache-control", "") or not api.is_ours  # no POST is cached anyway
     lines = [line.rstrip("\r") for line in answer.lines if line.strip()]
     assert lines[-1] == "data: [DONE]"
     for line in lines[:-1]:
