@@ -44,7 +44,7 @@ def test_18_a_client_that_leaves_frees_its_place(api: Api, stream: bool) -> None
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(leave, range(4)))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20  # a busy machine is no failure
     while requests_inside(api) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert requests_inside(api) == 0

@@ -148,7 +148,7 @@ def test_a_background_response_ends_by_itself_or_by_cancel(daemon: Daemon, clien
     endless = client.responses.create(model=MODEL, input="Say hello.", background=True, **ENDLESS)
     wait_until(lambda: client.responses.retrieve(endless.id).status == "in_progress", 30.0, "it has not begun")
     assert client.responses.cancel(endless.id).status == "cancelled"
-    daemon.wait_idle(timeout_s=2.0)
+    daemon.wait_idle()
     assert client.responses.retrieve(endless.id).status == "cancelled"
 
 
@@ -158,7 +158,7 @@ def test_leaving_frees_the_place(daemon: Daemon, client: OpenAI) -> None:
         if event.type == "response.output_text.delta":
             break
     stream.close()
-    daemon.wait_idle(timeout_s=2.0)
+    daemon.wait_idle()
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.5).responses.create(model=MODEL, input="Say hello.", **ENDLESS)
-    daemon.wait_idle(timeout_s=2.0)
+    daemon.wait_idle()

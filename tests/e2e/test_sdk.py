@@ -166,7 +166,7 @@ async def test_leaving_a_stream_frees_its_place(daemon: Daemon, async_client: As
     await anext(stream)
     assert daemon.gauge("chairlift_requests_running") == 1
     await stream.close()
-    daemon.wait_idle(timeout_s=2.0)
+    daemon.wait_idle()
 
 
 def test_logprobs_by_the_sdk(client: OpenAI) -> None:
