@@ -58,10 +58,9 @@ def explain_here(capsys: pytest.CaptureFixture[str]) -> Explain:
     return run
 
 
-def test_the_command_explains_proves_and_draws(tiny: Path, tmp_path: Path) -> None:
-    result = explain("--model", tiny, "--device", "cpu", "--save", tmp_path / "mask.png")
-    assert result.returncode == 0, result.stderr
-    text = result.stdout
+def test_the_command_explains_proves_and_draws(tiny: Path, tmp_path: Path, explain_here: Explain) -> None:
+    status, text, errors = explain_here("--model", tiny, "--device", "cpu", "--save", tmp_path / "mask.png")
+    assert status == 0, errors
     assert "Static batching: 480 steps" in text
     assert "D takes slot 1, which A left at step" in text
     assert "PREFILL(" in text
@@ -109,8 +108,9 @@ def test_it_is_the_exit_status_of_the_process() -> None:
     assert result.stdout == ""
 
 
-def test_the_default_model_gives_the_same_tokens_both_ways() -> None:
-    """With shorter outputs than the command's own, for the time it takes."""
+@pytest.mark.parametrize("share", [48, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_default_model_gives_the_same_tokens_both_ways(share: int) -> None:
+    """With the command's own outputs, and always with shorter ones."""
     config = EngineConfig()
     config = replace(
         config,
@@ -118,7 +118,7 @@ def test_the_default_model_gives_the_same_tokens_both_ways() -> None:
         cache=replace(config.cache, block_size=16),
         scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=16),
     )
-    prompts = [(prompt, min(cap, 4 + cap // 24)) for prompt, cap in DEFAULT_PROMPTS]
+    prompts = [(prompt, min(cap, 4 + cap // share)) for prompt, cap in DEFAULT_PROMPTS]
     comparison = compare(config, prompts, lambda stage, done=None: None)
     assert comparison.outputs_agree
     assert comparison.texts[0].startswith(" Paris")

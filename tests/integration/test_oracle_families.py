@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from config.schema import KernelBackend, ModelConfig
@@ -42,7 +43,8 @@ IN_DEPTH = (
     "smollm3",
     "deepseek_v3",
 )
-"""Families that run with every size of chunk, some of them slow; the others with one that cuts every prompt."""
+"""Families that run with every size of chunk, some of them slow; the others with one that cuts every prompt. The torch
+kernels, which know nothing of families, are slow for those."""
 
 
 BLOCK_SIZES = {"reference": 4, "cpu": 16}
@@ -74,8 +76,14 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return make
 
 
-@pytest.mark.parametrize("kernels", BLOCK_SIZES)
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def with_both_kernels(model_type: str) -> list[ParameterSet]:
+    marks = [] if model_type in IN_DEPTH else [pytest.mark.slow]
+    return [pytest.param(model_type, "cpu"), pytest.param(model_type, "reference", marks=marks)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kernels"), [case for model_type in sorted(FAMILIES) for case in with_both_kernels(model_type)]
+)
 def test_family(model_type: str, kernels: KernelBackend, case_of: Callable[[str], Case]) -> None:
     check_family(model_type, kernels, case_of, CHUNKS if model_type in IN_DEPTH else (7,))
 
