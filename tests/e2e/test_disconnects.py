@@ -1,6 +1,6 @@
 """Mixed requests of which 30 % leave at a random moment: nothing is left of them, and nobody else has noticed.
 
-A hundred, always; 500 with twice as many at a time are slow.
+Fifty, always; 500 with three times as many at a time are slow.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def ended(daemon: Daemon) -> dict[str, float]:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("num_requests", "num_clients"), [(100, 24), pytest.param(500, 48, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_requests", "num_clients"), [(50, 16), pytest.param(500, 48, marks=pytest.mark.slow)])
 async def test_nothing_is_left_of_those_who_leave(daemon: Daemon, num_requests: int, num_clients: int) -> None:
     text, before = canary(daemon), ended(daemon)
     plans = make_visits(random.Random(0), num_requests)

@@ -23,6 +23,8 @@ from tests.cpu_kernels import build_kernels
 from tests.factories import make_submit
 
 SLOW = pytest.mark.slow  # `test_logprobs.py` always takes these chunks, with tiny models
+BOTH = ["cpu", pytest.param("reference", marks=SLOW)]
+"""The torch kernels always take the prompts once, whole; `test_oracle_families.py` has them with tiny models."""
 BLOCK_SIZES = {"reference": 8, "cpu": 16}
 """Small ones, so that prompts have several."""
 MAX_TOKENS = 12
@@ -83,7 +85,7 @@ def expected() -> tuple[list[list[int]], list[list[int]]]:
     return prompts, outputs
 
 
-@pytest.fixture(scope="module", params=BLOCK_SIZES)
+@pytest.fixture(scope="module")
 def oracle(request: pytest.FixtureRequest, expected: tuple[list[list[int]], list[list[int]]]) -> Oracle:
     kernels = request.param
     if kernels == "cpu":
@@ -120,7 +122,17 @@ def run(oracle: Oracle, core: EngineCore, *, steps_between_arrivals: int) -> lis
     return stats
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=SLOW), 7, pytest.param(32, marks=SLOW), 512])
+@pytest.mark.parametrize(
+    ("oracle", "chunk"),
+    [
+        ("cpu", 7),
+        ("cpu", 512),
+        ("reference", 512),
+        *(pytest.param("cpu", chunk, marks=SLOW) for chunk in (1, 32)),
+        *(pytest.param("reference", chunk, marks=SLOW) for chunk in (1, 7, 32)),
+    ],
+    indirect=["oracle"],
+)
 def test_all_at_once(oracle: Oracle, chunk: int):
     stats = run(oracle, oracle.fresh_core(max_num_batched_tokens=chunk), steps_between_arrivals=0)
     assert max(each.num_rows for each in stats) >= max(1, min(chunk, 20) - 1)
@@ -128,16 +140,19 @@ def test_all_at_once(oracle: Oracle, chunk: int):
 
 
 @pytest.mark.parametrize("chunk", [pytest.param(7, marks=SLOW), 512])
+@pytest.mark.parametrize("oracle", BOTH, indirect=True)
 def test_one_after_another(oracle: Oracle, chunk: int):
     stats = run(oracle, oracle.fresh_core(max_num_batched_tokens=chunk), steps_between_arrivals=2)
     assert any(each.num_prefill_tokens and each.num_decode_tokens for each in stats), "nothing was mixed"
 
 
+@pytest.mark.parametrize("oracle", BOTH, indirect=True)
 def test_whole_prompts(oracle: Oracle):
     core = oracle.fresh_core(max_num_batched_tokens=8, enable_chunked_prefill=False)
     run(oracle, core, steps_between_arrivals=1)
 
 
+@pytest.mark.parametrize("oracle", BOTH, indirect=True)
 def test_warm_prefix_cache(oracle: Oracle):
     core = oracle.fresh_core()
     cold = run(oracle, core, steps_between_arrivals=0)
@@ -145,6 +160,7 @@ def test_warm_prefix_cache(oracle: Oracle):
     assert sum(s.num_prefix_hits for s in warm) > sum(s.num_prefix_hits for s in cold)
 
 
+@pytest.mark.parametrize("oracle", BOTH, indirect=True)
 def test_forced_preemption(oracle: Oracle):
     stats = run(oracle, oracle.fresh_core(num_blocks=320 // oracle.block_size), steps_between_arrivals=0)
     assert sum(each.num_preempted for each in stats) >= 3
