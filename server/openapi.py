@@ -52,7 +52,7 @@ def generation_docs(
     """What a completions route is documented with: arguments for its decorator. `example`: a body to try it with."""
     content = {
         "application/json": {"schema": _reference(full)},
-        "text/event-stream": {"schema": _reference(chunk)},
+        "text/event-stream": {"schema": _event(chunk)},
     }
     docs = body_docs(request, example=example)
     ok = {200: {"description": "In full, or with `stream` chunk by chunk", "content": content}}
@@ -93,6 +93,19 @@ def _schemas() -> dict[str, Any]:
     _, document = models_json_schema(modes, ref_template=_REF)  # type: ignore[arg-type]
     schemas: dict[str, Any] = document["$defs"]
     return schemas
+
+
+def _event(chunk: type[ApiModel]) -> dict[str, Any]:
+    """One event of a stream: what is in it is JSON as text."""
+    as_json = {"type": "string", "contentMediaType": "application/json"}
+    alternatives = [
+        as_json | {"contentSchema": _reference(chunk)},
+        as_json | {"contentSchema": _reference(ErrorEnvelope)},
+        {"const": "[DONE]"},
+    ]
+    data = {"anyOf": alternatives, "description": "What has come; or what has failed, before the end; or the end"}
+    event = {"type": "string", "description": "Its name. Of /v1/responses only"}
+    return {"type": "object", "required": ["data"], "properties": {"event": event, "data": data}}
 
 
 def _reference(model: type[ApiModel]) -> dict[str, str]:

@@ -58,7 +58,11 @@ def test_the_body_is_described_field_by_field(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_answers_in_full_as_a_stream_and_as_errors(document: dict[str, Any], path: str) -> None:
     responses = document["paths"][path]["post"]["responses"]
-    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+    content = responses["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}
+    event = content["text/event-stream"]["schema"]  # as it is framed: the chunk is text in it
+    assert event["properties"]["data"]["anyOf"][0]["contentMediaType"] == "application/json"
+    assert event["required"] == ["data"]
     assert {"4XX", "5XX"} <= set(responses)
 
 
