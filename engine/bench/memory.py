@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.kernels.cpu.decoder import DecoderLayer
 from engine.kernels.cpu.linear import PackedLinear
 from engine.kv.storage import KVStorage
-from engine.model.fuse import FusedLayers, FusedLinear
+from engine.model.fused import FusedLayers, FusedLinear
 
 PROBE_BYTES = 256 << 20
 """More than a last-level cache holds."""

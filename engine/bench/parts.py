@@ -8,6 +8,7 @@ whatever is decoded while this watches is good for its times only.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.kernels import Kernels
-from engine.model.fuse import FusedLayers, FusedLinear
+from engine.model.fused import FusedLayers, FusedLinear, FusedPass
 from engine.model.runner import ModelRunner
 
 LINEARS, ATTENTION, NORMS = "linear layers", "attention", "norms"
@@ -60,7 +61,7 @@ def watch_parts(runner: ModelRunner) -> Iterator[Times]:
 
 
 def _hooks(module: nn.Module, times: Times) -> list[Any]:
-    if isinstance(module, FusedLayers):
+    if isinstance(module, FusedLayers | FusedPass):
         return [module.register_forward_hook(_Replay(module, times))]
     if isinstance(module, nn.Linear | FusedLinear):
         clock = _ModuleClock(times)
@@ -83,14 +84,14 @@ class _ModuleClock:
 
 
 class _Replay:
-    """After a call of fused layers, while its inputs are there still: each kind of kernel alone."""
+    """After such a call, while its inputs are there still: each kind of kernel alone."""
 
-    def __init__(self, layers: FusedLayers, times: Times) -> None:
-        self._decoder = layers.decoder
+    def __init__(self, module: FusedLayers | FusedPass, times: Times) -> None:
+        self._decoder = module.decoder
         self._times = times
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        kept = output.clone()  # the output is a buffer that a replay writes over
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        kept = copy.deepcopy(output)  # it may be in a buffer that a replay writes over
         table = self._decoder.table
         for part, kernels in (
             (LINEARS, {table.linear}),

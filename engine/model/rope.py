@@ -2,7 +2,8 @@
 
 transformers chooses the frequencies of "dynamic" (NTK) and "longrope" embeddings anew in each forward pass, by the
 largest position in it. In a packed step that would make a request's output depend on its neighbours, and its own cached
-keys disagree with its later ones. So they are fixed once, for the context length that is served.
+keys disagree with its later ones. So they are fixed once, for the context length that is served. What depends on the
+position alone can be computed once, too.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+Angles = tuple[Tensor, Tensor]
+"""cos and sin [positions, rotary_dim]"""
+
+MAX_TABLE_BYTES = 128 << 20
+"""Of the angles of all positions: 128 Ki of them with 128 dims in float32."""
 
 
 def changes_with_length(rope_type: str) -> bool:
@@ -50,6 +58,19 @@ def pin_rope(model: PreTrainedModel, max_model_len: int) -> None:
                 if changes_with_length(name):
                     _pin(module, name, max_model_len, layer_type)
                     rope_type[layer_type] = "default"
+
+
+def tabulate(rotary: nn.Module, max_model_len: int, dtype: torch.dtype) -> Angles | None:
+    """What a rotary embedding gives for each position, to be looked up instead of computed in every step.
+
+    None if that would take too much memory.
+    """
+    hidden = torch.empty(0, dtype=dtype)
+    rotary_dim = rotary(hidden, torch.zeros(1, 1, dtype=torch.int64))[0].shape[-1]
+    if 2 * max_model_len * rotary_dim * hidden.itemsize > MAX_TABLE_BYTES:
+        return None
+    cos, sin = rotary(hidden, torch.arange(max_model_len).unsqueeze(0))
+    return cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()
 
 
 def _pin(module: nn.Module, rope_type: str, max_model_len: int, layer_type: str | None) -> None:

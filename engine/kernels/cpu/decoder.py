@@ -1,4 +1,5 @@
-"""Whole decoder layers as one list of kernel calls, made once and run in every step by a single call into C.
+"""Whole decoder layers as one list of kernel calls, made once and run in every step by a single call into C; and what
+comes before and after them, where a model is no more than that.
 
 Between two steps only numbers that the calls point to change: how many tokens, where the step's angles and slots are.
 Buffers are kept and grow with the largest step. One thread only.
@@ -20,6 +21,7 @@ from engine.kernels.cpu.attention import Plan, workspace_size
 from engine.kernels.cpu.library import (
     Attention,
     Call,
+    Gather,
     KernelTable,
     Linear,
     RMSNorm,
@@ -28,7 +30,7 @@ from engine.kernels.cpu.library import (
     kernel_table,
     library,
 )
-from engine.kernels.cpu.linear import PackedLinear
+from engine.kernels.cpu.linear import PackedLinear, gather_arguments
 from engine.kernels.cpu.run import address
 
 Rotation = Literal["none", "halves", "pairs"]
@@ -71,11 +73,22 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """What a model does before and after its layers."""
+
+    embedding: PackedLinear | None
+    """The output layer that the embeddings are tied to; None: hidden states are given."""
+    norm: Norm
+    output: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """What the layers need to know of a step beside the hidden states."""
 
     cos: Tensor | None
-    """[T, rotary_dim], as the model's rotary embedding gives it; None if no layer is rotated."""
+    """[T, rotary_dim], as the model's rotary embedding gives it, or with `positions` [any, rotary_dim]; None if no
+    layer is rotated."""
     sin: Tensor | None
     slots: Tensor
     """int64 [T]"""
@@ -83,6 +96,8 @@ class StepInputs:
     keys: Sequence[Tensor]
     """Caches, by layer index."""
     values: Sequence[Tensor]
+    positions: Tensor | None = None
+    """int64 [T]: which rows of the angles are the tokens'; None: they are in the tokens' order."""
 
 
 @dataclass(slots=True)
@@ -97,17 +112,30 @@ class _Buffers:
     gated: Tensor
 
 
-class Decoder:
-    """Some layers in a row."""
+@dataclass(frozen=True, slots=True)
+class _EndArguments:
+    """The arguments of the calls at the ends, which each step changes."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], variant: str | None = None) -> None:
+    gather: Gather | None
+    norm: RMSNorm
+    output: Linear
+
+
+class Decoder:
+    """Some layers in a row, and perhaps the rest of the model."""
+
+    def __init__(self, layers: Sequence[DecoderLayer], *, ends: Ends | None = None, variant: str | None = None) -> None:
         self.layers = tuple(layers)
+        self.ends = ends
         self.dtype = layers[0].query_key_value.dtype
         self._hidden_size = layers[0].query_key_value.in_features
         self.table: KernelTable = kernel_table(self.dtype, variant)
         # What changes from step to step; the calls point here.
         self._num_tokens = ctypes.c_int64()
         self._cos, self._sin, self._slots = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._positions = ctypes.c_void_p()
+        self._num_wanted = ctypes.c_int64()
+        self._at_ends: _EndArguments | None = None
         self._workspace_at = ctypes.c_void_p()
         self._rows = Rows()
         self._ticket = ctypes.c_int64(0)
@@ -122,18 +150,42 @@ class Decoder:
 
     def __call__(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         """The layers applied to hidden [T, hidden_size]. The result is a buffer's: valid until the next call."""
+        assert self.ends is None
         num_tokens = hidden.shape[0]
         self._bind(num_tokens, inputs)
         out = self._buffers.hidden[:num_tokens]
         out.copy_(hidden)
+        self._run(num_tokens, inputs)
+        return out
+
+    def logits(self, x: Tensor, wanted: Tensor, inputs: StepInputs) -> Tensor:
+        """With `ends`: float32 logits [R, vocab_size] of the tokens `wanted`, int64 [R] of T.
+
+        x: int64 ids [T], or hidden states [T, hidden_size] where the embedding is not among the ends.
+        """
+        num_tokens, num_wanted = x.shape[0], wanted.shape[0]
+        self._bind(max(num_tokens, num_wanted), inputs)
+        at_ends = self._at_ends
+        assert at_ends is not None
+        if at_ends.gather is None:
+            self._buffers.hidden[:num_tokens].copy_(x)
+        else:
+            at_ends.gather.ids = x.data_ptr()
+        out = torch.empty(num_wanted, at_ends.output.out_features)
+        self._num_wanted.value = num_wanted
+        at_ends.norm.index, at_ends.output.out = wanted.data_ptr(), out.data_ptr()
+        self._run(num_tokens, inputs)
+        return out
+
+    def _run(self, num_tokens: int, inputs: StepInputs) -> None:
         self._num_tokens.value = num_tokens
         self._slots.value = inputs.slots.data_ptr()
         if inputs.cos is not None and inputs.sin is not None:
             self._cos.value, self._sin.value = inputs.cos.data_ptr(), inputs.sin.data_ptr()
+        self._positions.value = address(inputs.positions)
         ctypes.pointer(self._rows)[0] = inputs.plan.rows
         self._reserve_workspace(inputs.plan.num_split_ranges)
         library().cl_run(ctypes.addressof(self._calls), len(self._calls), torch.get_num_threads())
-        return out
 
     def replay(self, kernels: Collection[int]) -> None:
         """Run the last call's calls of these kernels (addresses of `table`) once more, without the others.
@@ -160,11 +212,28 @@ class Decoder:
                 layer, sinks, (inputs.keys[layer.index], inputs.values[layer.index]), rotary_dim
             )
         ]
+        if self.ends is not None:
+            calls = self._with_ends(self.ends, calls)
         self._args = [args for _, args in calls]
         for args, following in pairwise(args for args in self._args if isinstance(args, Linear)):
             args.next = ctypes.addressof(following)
         self._calls = (Call * len(calls))(*(Call(kernel, ctypes.addressof(args)) for kernel, args in calls))
         self._bound_to = (inputs.keys, inputs.values, rotary_dim)
+
+    def _with_ends(self, ends: Ends, calls: list[tuple[int, ctypes.Structure]]) -> list[tuple[int, ctypes.Structure]]:
+        """Ids, rows that are wanted and the place of the logits are set in each step."""
+        hidden, normed = self._buffers.hidden, self._buffers.normed
+        _, norm = self._norm(ends.norm, hidden, normed)
+        _, output = self._linear(ends.output, normed, None)
+        output.out_stride, output.out_float = ends.output.out_features, True
+        for args in (norm, output):
+            args.num_rows = ctypes.addressof(self._num_wanted)
+        gather = None if ends.embedding is None else gather_arguments(ends.embedding, hidden)
+        if gather is not None:
+            gather.num_rows = ctypes.addressof(self._num_tokens)
+            calls = [(self.table.gather, gather), *calls]
+        self._at_ends = _EndArguments(gather, norm, output)
+        return [*calls, (self.table.rms_norm, norm), (self.table.linear, output)]
 
     def _allocate(self, num_tokens: int) -> _Buffers:
         def rows(width: int) -> Tensor:
@@ -210,9 +279,7 @@ class Decoder:
             yield self._linear(linear, x, normed)
             yield self._norm(norm_after, normed, hidden, residual_after=hidden)
 
-    def _norm(
-        self, norm: Norm, x: Tensor, out: Tensor, residual_after: Tensor | None = None
-    ) -> tuple[int, ctypes.Structure]:
+    def _norm(self, norm: Norm, x: Tensor, out: Tensor, residual_after: Tensor | None = None) -> tuple[int, RMSNorm]:
         return self.table.rms_norm, RMSNorm(
             num_rows=ctypes.addressof(self._num_tokens),
             x=x.data_ptr(),
@@ -228,12 +295,13 @@ class Decoder:
         )
 
     def _linear(
-        self, linear: PackedLinear, x: Tensor, out: Tensor, residual: Tensor | None = None, factor: float = 1.0
-    ) -> tuple[int, ctypes.Structure]:
+        self, linear: PackedLinear, x: Tensor, out: Tensor | None, residual: Tensor | None = None, factor: float = 1.0
+    ) -> tuple[int, Linear]:
         args = linear.arguments(alpha=factor)
         args.num_rows = ctypes.addressof(self._num_tokens)
         args.x, args.x_stride = x.data_ptr(), x.stride(0)
-        args.out, args.out_stride = out.data_ptr(), out.stride(0)
+        if out is not None:
+            args.out, args.out_stride = out.data_ptr(), out.stride(0)
         if residual is not None:
             args.residual, args.residual_stride = residual.data_ptr(), residual.stride(0)
         return self.table.linear, args
@@ -258,6 +326,7 @@ class Decoder:
             v_head_stride=layer.value_dim,
             cos=ctypes.addressof(self._cos) if is_rotated else None,
             sin=ctypes.addressof(self._sin) if is_rotated else None,
+            positions=ctypes.addressof(self._positions),
             q_weight=None if layer.query_norm is None else layer.query_norm.weight.data_ptr(),
             k_weight=None if layer.key_norm is None else layer.key_norm.weight.data_ptr(),
             k_cache=caches[0].data_ptr(),

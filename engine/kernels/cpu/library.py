@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-ABI = 1
+ABI = 2
 """CL_ABI in `csrc/kernels.h`."""
 
 VARIANTS = ("amx", "avx512bf16", "avx512", "avx2")
@@ -79,6 +79,7 @@ class RMSNorm(Structure):
         ("num_rows", c_void_p),
         ("x", c_void_p),
         ("x_stride", c_int64),
+        ("index", c_void_p),
         ("residual", c_void_p),
         ("residual_stride", c_int64),
         ("sum", c_void_p),
@@ -134,6 +135,7 @@ class WriteKV(Structure):
         ("v_head_stride", c_int64),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("positions", c_void_p),
         ("q_weight", c_void_p),
         ("k_weight", c_void_p),
         ("k_cache", c_void_p),

@@ -81,21 +81,25 @@ class PackedLinear:
 
 def gather_rows(layer: PackedLinear, ids: Tensor) -> Tensor:
     """weight[ids] of a layer without int8 and gate: [..., in_features] for int64 ids [...]."""
-    assert layer.scale is None, "int8"
-    assert layer.activation == "none", layer.activation
     ids = ids.contiguous()
     out = torch.empty(*ids.shape, layer.in_features, dtype=layer.dtype)
     num_rows = ctypes.c_int64(ids.numel())
-    args = Gather(
-        num_rows=ctypes.addressof(num_rows),
-        ids=ids.data_ptr(),
+    args = gather_arguments(layer, out)
+    args.num_rows, args.ids = ctypes.addressof(num_rows), ids.data_ptr()
+    run(kernel_table(layer.dtype, layer.variant).gather, args, max_threads=threads_for(out.nbytes))
+    return out
+
+
+def gather_arguments(layer: PackedLinear, out: Tensor) -> Gather:
+    """The arguments of the C kernel, but for number of rows and ids."""
+    assert layer.scale is None, "int8"
+    assert layer.activation == "none", layer.activation
+    return Gather(
         weight=layer.weight.data_ptr(),
         out=out.data_ptr(),
         in_features=layer.in_features,
         total_strips=-(-layer.out_features // STRIP),
     )
-    run(kernel_table(layer.dtype, layer.variant).gather, args, max_threads=threads_for(out.nbytes))
-    return out
 
 
 def can_pack(weight: Tensor) -> bool:

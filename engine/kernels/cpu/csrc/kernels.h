@@ -18,7 +18,7 @@
 
 // Changes with every change of a struct here or of what the workspaces must hold: a library that was built before is
 // then not used (library.py has the same number).
-#define CL_ABI 1
+#define CL_ABI 2
 
 typedef void cl_kernel(const void *args, int thread, int num_threads);
 
@@ -72,11 +72,12 @@ struct cl_gather {
 };
 
 // sum = x + residual when there is a residual, else x; out = sum / rms(sum) * weight. With `residual_after`,
-// out = residual + x / rms(x) * weight instead.
+// out = residual + x / rms(x) * weight instead. With `index`, row r of x is x[index[r]].
 struct cl_rms_norm {
     const int64_t *num_rows;
     const void *x; // elem [rows, N]
     int64_t x_stride;
+    const int64_t *index; // [rows] or NULL
     const void *residual; // elem [rows, N] or NULL
     int64_t residual_stride;
     void *sum; // elem [rows, N] or NULL: where to keep the sum; may be `residual`
@@ -129,7 +130,7 @@ struct cl_rows {
 //
 // Normalises (if `q_weight`/`k_weight`), rotates (if `cos`) and stores: q in place, k and v at `slots`. Rotation is of
 // the first `rotary_dim` dims: dim i with dim rotary_dim / 2 + i, or neighbours with each other (`rotates_pairs`), both
-// by the angle whose cosine is cos[i].
+// by the angle whose cosine is cos[i]. Token t has row t of the angles, or with `positions` row positions[t].
 struct cl_write_kv {
     const int64_t *num_rows; // tokens
     void *q;                 // elem [T, H, key_dim] or NULL
@@ -140,8 +141,9 @@ struct cl_write_kv {
     const void *v; // elem [T, G, value_dim]
     int64_t v_stride;
     int64_t v_head_stride;
-    const void *const *cos; // *cos: elem [T, rotary_dim]; cos itself NULL: no rotation
+    const void *const *cos; // *cos: elem [rows, rotary_dim]; cos itself NULL: no rotation
     const void *const *sin;
+    const int64_t *const *positions; // *positions: [T] or NULL
     const float *q_weight; // [key_dim] or NULL
     const float *k_weight;
     void *k_cache;

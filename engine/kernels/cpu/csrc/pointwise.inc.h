@@ -6,7 +6,7 @@ static void NAME(rms_norm)(const void *args, int thread, int num_threads) {
     int64_t first, last;
     cl_share(*op->num_rows, thread, num_threads, &first, &last);
     for (int64_t r = first; r < last; r++) {
-        const elem *x = (const elem *)op->x + r * op->x_stride;
+        const elem *x = (const elem *)op->x + (op->index ? op->index[r] : r) * op->x_stride;
         const elem *residual = op->residual ? (const elem *)op->residual + r * op->residual_stride : NULL;
         const elem *before = op->residual_after ? NULL : residual, *after = op->residual_after ? residual : NULL;
         elem *sum = op->sum ? (elem *)op->sum + r * op->sum_stride : NULL;

@@ -110,12 +110,13 @@ static void CACHED(write_kv)(const void *args, int thread, int num_threads) {
     const int64_t block_size = op->block_size, keys_size = CACHED(keys_size)(op->key_dim, block_size);
     const int64_t values_size = CACHED(values_size)(op->value_dim, block_size);
     const elem *all_cos = op->cos ? *op->cos : NULL, *all_sin = op->cos ? *op->sin : NULL;
+    const int64_t *positions = op->positions ? *op->positions : NULL;
     float head[MAX_HEAD_DIM + 1];
     int64_t first, last;
     cl_share(*op->num_rows, thread, num_threads, &first, &last);
     for (int64_t t = first; t < last; t++) {
-        const elem *cos = all_cos ? all_cos + t * op->rotary_dim : NULL;
-        const elem *sin = all_cos ? all_sin + t * op->rotary_dim : NULL;
+        const int64_t angle = (positions ? positions[t] : t) * op->rotary_dim;
+        const elem *cos = all_cos ? all_cos + angle : NULL, *sin = all_cos ? all_sin + angle : NULL;
         const int64_t slot = (*op->slots)[t], block = slot / block_size, place = slot % block_size;
         for (int64_t h = 0; op->q && h < op->num_heads; h++) {
             elem *q = (elem *)op->q + t * op->q_stride + h * op->key_dim;

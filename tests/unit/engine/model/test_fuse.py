@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,11 @@ from config.schema import ModelConfig
 from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.back_end import CpuKernels
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
-from engine.model import attention, fuse
+from engine.model import attention, fuse, rope
 from engine.model.batch import pack_step
 from engine.model.direct import DirectForward
 from engine.model.forward import PagedForward
+from engine.model.fused import FusedPass
 from engine.model.loader import load_model
 from engine.params import SamplingParams
 from engine.plan import PlanRow, StepPlan
@@ -101,16 +103,77 @@ def test_layers_like_llamas_are_one_call(model_type: str) -> None:
     torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "is_direct"), {"llama": True, "qwen3": True, "gemma2": False, "granite": False}.items()
-)
-def test_a_forward_pass_that_is_but_a_chain_is_called_directly(model_type: str, is_direct: bool) -> None:
-    """Not one that scales its embeddings, or caps or divides its logits."""
+ENDS_OF_THEIR_OWN = {
+    "gemma2": "scales its embeddings, caps its logits",
+    "granite": "scales its embeddings, divides its logits",
+}
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("model_type", [each for each in LIKE_LLAMA if each not in ENDS_OF_THEIR_OWN])
+def test_a_forward_pass_that_is_but_a_chain_is_one_call(model_type: str, is_tied: bool) -> None:
+    model = paged_model(model_type, tie_word_embeddings=is_tied)
+    fuse_it(model)
+    whole = vars(model)["forward"]
+    assert isinstance(whole, FusedPass)
+    assert (whole.embedding is None) == is_tied
+    at_once = logits_of(model)
+    del vars(model)["forward"]
+    assert torch.equal(logits_of(model), at_once)
+
+
+@pytest.mark.parametrize("model_type", ENDS_OF_THEIR_OWN)
+def test_a_forward_pass_that_is_more_than_a_chain_stays(model_type: str) -> None:
     model = paged_model(model_type)
     fuse_it(model)
-    assert isinstance(model.__dict__.get("forward"), DirectForward) == is_direct
+    assert "forward" not in vars(model)
+
+
+def test_only_the_tokens_that_are_wanted_get_logits() -> None:
+    """Of steps that grow, want none, or want more than one of a row's."""
+    model = paged_model("llama", tie_word_embeddings=True)
+    fuse_it(model)
+    kernels = CpuKernels(torch.float32, 16)
+    storage = KVStorage.allocate(
+        specs_of(model), KVCapacity(8, 16), torch.float32, torch.device("cpu"), kernels.empty_cache
+    )
+    forward = PagedForward(model, kernels, {None}, torch.device("cpu"))
+    tokens = list(range(5, 45))
+    everything = torch.empty(0)
+    for length in (3, 40, 21):
+        step = pack_step(StepPlan((PlanRow(0, tokens[:length], 0, (3, 1, 4), None),)), 16)
+        assert forward(step, storage).shape == (0, 128)
+        wanted = [length - 1, 0, length // 2]
+        some = forward(dataclasses.replace(step, logits_rows=np.array(wanted)), storage)
+        everything = forward(dataclasses.replace(step, logits_rows=np.arange(length)), storage)
+        assert torch.equal(some, everything[wanted])
+
+
+def without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rope, "MAX_TABLE_BYTES", 2 * 256 * 8 * 4 - 1)
+
+
+def with_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of angles that depend on more than the position."""
+    tabulate = rope.tabulate
+    monkeypatch.setattr(fuse, "tabulate", lambda *args: tuple(each.flip(0) for each in tabulate(*args) or ()))
+
+
+def without_position_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "tabulate", lambda *_: 1 / 0)
+
+
+@pytest.mark.parametrize("spoil", [without_a_table, with_another_table, without_position_ids])
+def test_where_angles_cannot_be_looked_up_the_chain_is_called_link_by_link(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    spoil(monkeypatch)
+    model = paged_model("llama")
+    fuse_it(model)
+    assert isinstance(vars(model)["forward"], DirectForward)
+    assert kinds(model)["FusedPass"] == 0
     direct = logits_of(model)
-    model.__dict__.pop("forward", None)
+    del vars(model)["forward"]
     assert torch.equal(logits_of(model), direct)
 
 
@@ -120,7 +183,7 @@ def test_a_forward_pass_that_does_more_than_its_parts_stays(monkeypatch: pytest.
     monkeypatch.setattr(DirectForward, "__call__", lambda self, **_: SimpleNamespace(logits=torch.zeros(1, 29, 100)))
     before = logits_of(model)
     fuse_it(model)
-    assert "forward" not in model.__dict__
+    assert "forward" not in vars(model)
     torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.loader import resolve_max_model_len
-from engine.model.rope import pin_rope, short_range
+from engine.model.rope import pin_rope, short_range, tabulate
 from tests.factories_models import tiny_config, tiny_model
 
 THETA = {"rope_theta": 10000.0}
@@ -101,3 +101,15 @@ def test_pinned_by_layer_type() -> None:
     assert torch.allclose(
         rotary.full_attention_inv_freq, 1 / (torch.tensor([2.0, 3, 4, 5]) * 10000 ** (torch.arange(4) / 4))
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_holds_what_the_embedding_gives(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotary = tiny_model(config(LONGROPE)).model.rotary_emb
+    cos, sin = tabulate(rotary, 64, dtype) or pytest.fail("none")
+    positions = torch.tensor([[63, 0, 17, 17]])
+    for table, given in zip((cos, sin), rotary(torch.empty(1, 4, 32, dtype=dtype), positions), strict=True):
+        assert torch.equal(table[positions[0]], given[0])
+    monkeypatch.setattr("engine.model.rope.MAX_TABLE_BYTES", cos.nbytes + sin.nbytes)
+    assert tabulate(rotary, 64, dtype) is not None
+    assert tabulate(rotary, 65, dtype) is None
