@@ -74,7 +74,7 @@ INLINE elem NAME(put)(float x) { return x; }
 INLINE vf NAME(pack_load)(const elem *p) { return vf_load(p); }
 INLINE vf NAME(pack_set)(const elem *p) { return vf_set(*p); }
 INLINE vf NAME(pack_first)(vf x) { return x; }
-INLINE vf NAME(dot)(vf c, vf a, vf b) { return vf_fma(a, b, c); }
+INLINE vf NAME(dot)(vf c, vf a, vf b) { return vf_add_product(c, a, b); }
 #undef PACK
 #define PACK vf
 

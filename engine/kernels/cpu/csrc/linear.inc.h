@@ -7,7 +7,7 @@
 //
 // Without a product of bfloat16s both are multiplied as floats: weights become floats in the register that they are
 // loaded to, which costs less than to load what was expanded before; rows, which are broadcast, are expanded chunk by
-// chunk. With one, int8 weights are expanded chunk by chunk.
+// chunk. int8 weights are expanded to bfloat16 chunk by chunk; without such a product not for few rows.
 
 #define GROUP 64                   // outputs in a group
 #define STRIP 16                   // outputs in a strip
@@ -15,11 +15,11 @@
 #define STRIP_BLOCK (16 * 16 * PK) // elements of a strip's k block
 
 // k's in a chunk, multiples of every k block. A chunk of weights as they are has 256 KiB, for the second-level cache.
-// With 16 registers each weight serves few rows, and must come from the first-level cache: 24 KiB. What is expanded has
-// 16 KiB, or for rows 36 KiB.
+// With 16 registers each weight serves few rows, and must come from the first-level cache: 32 KiB. What is expanded has
+// 16 KiB, or for rows 48 KiB.
 enum {
-    NAME(direct_chunk) = (CL_WIDTH == 512 ? 4096 : 384) / (int)sizeof(elem),
-    NAME(expanded_chunk) = ROW_IS_ELEM ? 128 : 96
+    NAME(direct_chunk) = (CL_WIDTH == 512 ? 4096 : 512) / (int)sizeof(elem),
+    NAME(expanded_chunk) = 128
 };
 // FEW_ROWS, those of one tile, take each weight once. So their chunks may be long, and the next one is fetched in a
 // steady stream.
@@ -53,11 +53,32 @@ INLINE row_pack NAME(weights)(const char *weight, int64_t at, const bool is_int8
 #endif
 }
 
+enum { NAME(per_strip) = STRIP / LANES };
+#define PER_STRIP NAME(per_strip)
+// Strips whose weights are in registers at once. With 16 registers, loading a row's number again for the next strip is
+// the lesser evil.
+#define AT_ONCE (CL_WIDTH == 512 ? 4 : 1)
+
+// ROW_PK k's of a tile, for some of its strips: vectors of sums from `first` on.
+INLINE void NAME(tile_step)(const int rows, const int strips, const row_elem *x, int64_t x_stride, const char *weight,
+                            int64_t at, const bool is_int8, const int part, vf (*c)[4 * PER_STRIP], const int first) {
+    row_pack w[4 * PER_STRIP];
+    __asm__ volatile("" ::: "memory"); // loads stay where they are: earlier ones would need registers
+#pragma GCC unroll 8
+    for (int v = 0; v < strips * PER_STRIP; v++)
+        w[v] = NAME(weights)(weight, at + v / PER_STRIP * STRIP_BLOCK + v % PER_STRIP * LANES * PK, is_int8, part);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+        const row_pack a = ROW(pack_set)(x + r * x_stride);
+#pragma GCC unroll 8
+        for (int v = 0; v < strips * PER_STRIP; v++) c[r][first + v] = ROW(dot)(c[r][first + v], w[v], a);
+    }
+}
+
 // sums[r][16 s ...] += x[r] . strip s, for `rows` <= TILE_ROWS and `strips` <= TILE_STRIPS, both constants.
 INLINE void NAME(tile)(const int rows, const int strips, const row_elem *x, int64_t x_stride, const char *weight,
                        int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
                        struct ahead *ahead) {
-    enum { PER_STRIP = STRIP / LANES };
     vf c[TILE_ROWS][4 * PER_STRIP];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -69,19 +90,11 @@ INLINE void NAME(tile)(const int rows, const int strips, const row_elem *x, int6
         for (int64_t i = 0; i < steps; i++) {
             fetch_ahead(ahead);
 #pragma GCC unroll 2
-            for (int part = 0; part < PK; part += ROW_PK) {
-                row_pack w[4 * PER_STRIP];
-#pragma GCC unroll 8
-                for (int v = 0; v < strips * PER_STRIP; v++)
-                    w[v] = NAME(weights)(
-                        weight, v / PER_STRIP * STRIP_BLOCK + (i * 16 + v % PER_STRIP * LANES) * PK, is_int8, part);
-#pragma GCC unroll 6
-                for (int r = 0; r < rows; r++) {
-                    row_pack a = ROW(pack_set)(x + r * x_stride + k + i * PK + part);
-#pragma GCC unroll 8
-                    for (int v = 0; v < strips * PER_STRIP; v++) c[r][v] = ROW(dot)(c[r][v], w[v], a);
-                }
-            }
+            for (int part = 0; part < PK; part += ROW_PK)
+#pragma GCC unroll 4
+                for (int s = 0; s < strips; s += AT_ONCE)
+                    NAME(tile_step)(rows, strips - s < AT_ONCE ? strips - s : AT_ONCE, x + k + i * PK + part, x_stride,
+                                    weight, s * STRIP_BLOCK + i * 16 * PK, is_int8, part, c, s * PER_STRIP);
         }
     }
 #pragma GCC unroll 6
@@ -90,26 +103,45 @@ INLINE void NAME(tile)(const int rows, const int strips, const row_elem *x, int6
         for (int v = 0; v < strips * PER_STRIP; v++) vf_store(sums + r * GROUP + v * LANES, c[r][v]);
 }
 
-INLINE void NAME(tile_strips)(const int rows, int64_t strips, const row_elem *x, int64_t x_stride, const char *weight,
-                              int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
-                              struct ahead *ahead) {
-    const int64_t strip_bytes = STRIP_BLOCK * (is_int8 ? 1 : (int64_t)sizeof(elem));
-    for (int64_t s = 0, n; s < strips; s += n, weight += n * strip_bytes, sums += n * STRIP) {
-        n = min_(TILE_STRIPS(rows), strips - s);
-#define STRIPS(n_strips)                                                                                               \
-    case n_strips:                                                                                                     \
-        if (n_strips <= TILE_STRIPS(rows))                                                                             \
-            NAME(tile)(rows, n_strips, x, x_stride, weight, block_bytes, is_int8, num_k, is_first, sums, ahead);       \
-        break;
-        switch (n) { STRIPS(1) STRIPS(2) STRIPS(3) STRIPS(4) }
-#undef STRIPS
+// Each kind of tile is a function of its own, so that what is around it takes no registers from its loop.
+typedef void NAME(tile_of)(const row_elem *x, int64_t x_stride, const char *weight, int64_t block_bytes, int64_t num_k,
+                           bool is_first, float *sums, struct ahead *ahead);
+#define TILE(rows, strips, kind, is_int8)                                                                              \
+    static __attribute__((noinline)) void NAME(tile_##rows##_##strips##_##kind)(                                       \
+        const row_elem *x, int64_t x_stride, const char *weight, int64_t block_bytes, int64_t num_k, bool is_first,    \
+        float *sums, struct ahead *ahead) {                                                                            \
+        if (strips <= TILE_STRIPS(rows))                                                                               \
+            NAME(tile)(rows, strips, x, x_stride, weight, block_bytes, is_int8, num_k, is_first, sums, ahead);         \
     }
-}
+#define FOUR(rows, kind, is_int8)                                                                                      \
+    TILE(rows, 1, kind, is_int8)                                                                                       \
+    TILE(rows, 2, kind, is_int8) TILE(rows, 3, kind, is_int8) TILE(rows, 4, kind, is_int8)
+#define TILES(kind, is_int8)                                                                                           \
+    FOUR(1, kind, is_int8)                                                                                             \
+    FOUR(2, kind, is_int8) FOUR(3, kind, is_int8) FOUR(4, kind, is_int8) FOUR(5, kind, is_int8) FOUR(6, kind, is_int8)
+#define NAMES(rows, kind)                                                                                              \
+    {NAME(tile_##rows##_1_##kind), NAME(tile_##rows##_2_##kind), NAME(tile_##rows##_3_##kind),                         \
+     NAME(tile_##rows##_4_##kind)}
+#define ALL_NAMES(kind)                                                                                                \
+    {NAMES(1, kind), NAMES(2, kind), NAMES(3, kind), NAMES(4, kind), NAMES(5, kind), NAMES(6, kind)}
+TILES(own, false)
+#if ELEM_BF16 && ROW_IS_ELEM // int8 weights are expanded before
+static NAME(tile_of) *const NAME(tiles)[1][TILE_ROWS][4] = {ALL_NAMES(own)};
+#else
+TILES(int8, true)
+static NAME(tile_of) *const NAME(tiles)[2][TILE_ROWS][4] = {ALL_NAMES(own), ALL_NAMES(int8)};
+#endif
+#undef TILE
+#undef FOUR
+#undef TILES
+#undef NAMES
+#undef ALL_NAMES
 
 // sums[r][16 s ...] += x[r] . strip s, for any number of rows and up to 4 strips
-INLINE void NAME(multiply)(int64_t rows, int64_t strips, const row_elem *x, int64_t x_stride, const char *weight,
-                           int64_t block_bytes, const bool is_int8, int64_t num_k, bool is_first, float *sums,
+static void NAME(multiply)(int64_t rows, int64_t strips, const row_elem *x, int64_t x_stride, const char *weight,
+                           int64_t block_bytes, bool is_int8, int64_t num_k, bool is_first, float *sums,
                            struct ahead ahead) {
+    const int64_t strip_bytes = STRIP_BLOCK * (is_int8 ? 1 : (int64_t)sizeof(elem));
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, most = (rows + tiles - 1) / tiles;
     const int64_t steps = tiles * ((strips + TILE_STRIPS(most) - 1) / TILE_STRIPS(most)) * num_k / PK;
     ahead.lines = ((ahead.end - ahead.next) / 64 + steps - 1) / steps;
@@ -117,19 +149,17 @@ INLINE void NAME(multiply)(int64_t rows, int64_t strips, const row_elem *x, int6
         if (ahead.next >= ahead.end) ahead.lines = 0;
         int64_t first, last;
         cl_share(rows, (int)i, (int)tiles, &first, &last);
-        const row_elem *from = x + first * x_stride;
-        float *to = sums + first * GROUP;
-#define ROWS(n)                                                                                                        \
-    case n:                                                                                                            \
-        NAME(tile_strips)(n, strips, from, x_stride, weight, block_bytes, is_int8, num_k, is_first, to, &ahead);       \
-        break;
-        switch (last - first) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
-#undef ROWS
+        NAME(tile_of) *const *const kinds = NAME(tiles)[is_int8][last - first - 1];
+        for (int64_t s = 0, n; s < strips; s += n) {
+            n = min_(TILE_STRIPS(last - first), strips - s);
+            kinds[n - 1](x + first * x_stride, x_stride, weight + s * strip_bytes, block_bytes, num_k, is_first,
+                         sums + first * GROUP + s * STRIP, &ahead);
+        }
     }
 }
 #endif
 
-#if ELEM_BF16 && ROW_IS_ELEM
+#if ELEM_BF16
 // A chunk of int8 weights as bfloat16s, in the same order.
 static void NAME(expand_weight)(const char *weight, int64_t block_bytes, int64_t strips, int64_t num_k, elem *out) {
     const struct int8_table table = int8_table();
@@ -224,10 +254,11 @@ static struct NAME(part) NAME(part_of)(const struct cl_linear *op, int thread, i
     return part;
 }
 
-// Strips `strip` ... of one group; `after` comes next. `are_few`, a constant: no more than FEW_ROWS rows.
-INLINE void NAME(linear_group)(const bool are_few, const struct cl_linear *op, const struct NAME(part) *part,
-                               int64_t strip, int64_t strips, const struct ahead after) {
-    const bool expand_weight = ELEM_BF16 && ROW_IS_ELEM && op->scale;
+// Strips `strip` ... of one group; `after` comes next.
+static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip, int64_t strips,
+                               const struct ahead after) {
+    const bool are_few = part->last_row - part->first_row <= FEW_ROWS;
+    const bool expand_weight = ELEM_BF16 && op->scale && (ROW_IS_ELEM || !are_few);
     const bool expand_rows = !ROW_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * PK));
     // An expanded chunk of weights is never long.
     const int64_t wide_chunk = are_few && !(ELEM_BF16 && ROW_IS_ELEM) ? NAME(expanded_long_chunk)
@@ -257,7 +288,7 @@ INLINE void NAME(linear_group)(const bool are_few, const struct cl_linear *op, c
             if (expand_rows) NAME(expand_rows)((const elem *)x, op->x_stride, rows, num_k, wide_rows, wide_chunk);
             if (expand_rows) x = wide_rows;
             const int64_t x_stride = expand_rows ? wide_chunk : op->x_stride;
-#if ELEM_BF16 && ROW_IS_ELEM
+#if ELEM_BF16
             elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
             if (expand_weight) {
                 // Nothing is fetched while weights are expanded: so by then one chunk more is there.
@@ -267,27 +298,11 @@ INLINE void NAME(linear_group)(const bool are_few, const struct cl_linear *op, c
                                strips * STRIP_BLOCK * (int64_t)sizeof(elem), false, num_k, k == 0, sums, ahead);
                 continue;
             }
-#else
-            if (op->scale) {
-                NAME(multiply)(rows, strips, x, x_stride, source, block_bytes, true, num_k, k == 0, sums, ahead);
-                continue;
-            }
 #endif
-            NAME(multiply)(rows, strips, x, x_stride, source, block_bytes, false, num_k, k == 0, sums, ahead);
+            NAME(multiply)(rows, strips, x, x_stride, source, block_bytes, op->scale, num_k, k == 0, sums, ahead);
         }
         NAME(finish)(op, row, rows, strip, strips, sums);
     }
-}
-
-// Functions of their own, and the chunks' sizes constants in them: otherwise the compiler runs out of registers in the
-// loops for many rows, which then take up to twice as long.
-static __attribute__((noinline)) void NAME(linear_few)(const struct cl_linear *op, const struct NAME(part) *part,
-                                                       int64_t strip, int64_t strips, const struct ahead after) {
-    NAME(linear_group)(true, op, part, strip, strips, after);
-}
-static __attribute__((noinline)) void NAME(linear_many)(const struct cl_linear *op, const struct NAME(part) *part,
-                                                        int64_t strip, int64_t strips, const struct ahead after) {
-    NAME(linear_group)(false, op, part, strip, strips, after);
 }
 
 // A group that is read soon: its first chunk, as far as the cache has room.
@@ -310,10 +325,7 @@ static void NAME(linear)(const void *args, int thread, int num_threads) {
             const struct NAME(part) next = NAME(part_of)(op->next, thread, num_threads);
             if (next.first < next.last) after = NAME(ahead_of)(op->next, &next, next.first);
         }
-        if (part.last_row - part.first_row <= FEW_ROWS)
-            NAME(linear_few)(op, &part, strip, strips, after);
-        else
-            NAME(linear_many)(op, &part, strip, strips, after);
+        NAME(linear_group)(op, &part, strip, strips, after);
     }
 #if defined(CL_AMX) && ELEM_BF16
     amx_release();
@@ -344,3 +356,5 @@ static void NAME(gather)(const void *args, int thread, int num_threads) {
 #undef FEW_ROWS
 #undef WHOLE_BLOCKS
 #undef TILE_STRIPS
+#undef PER_STRIP
+#undef AT_ONCE

@@ -51,6 +51,7 @@ INLINE vf vf_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(fi
 INLINE void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
 INLINE void vf_store_n(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vf_add_product(vf c, vf a, vf b) { return vf_fma(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
@@ -74,10 +75,15 @@ INLINE float vf_top(vf x) { return _mm512_reduce_max_ps(x); }
 
 INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE vi vi_set(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE void vi_store(void *p, vi x) { _mm512_storeu_si512(p, x); }
 INLINE vi vi_low_halves(vi x) { return _mm512_and_si512(x, _mm512_set1_epi32(0xffff)); }
 // The even and the odd ones of 2 * LANES bfloat16s, as floats.
 INLINE vf vf_even(vi x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 INLINE vf vf_odd(vi x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000))); }
+// The other way, of what bfloat16s hold exactly.
+INLINE vi vf_pairs(vf even, vf odd) {
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
+}
 INLINE vf vf_from_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 INLINE vf bf16_load(const uint16_t *p) { return vf_from_bf16(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vf bf16_load_n(const uint16_t *p, int64_t n) {
@@ -108,38 +114,6 @@ INLINE vf int8_even(const int8_t *p) {
 }
 INLINE vf int8_odd(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(int8_pairs(p), 16)); }
 
-#ifdef CL_BF16
-// int8 to bfloat16 by table: the low and the high bytes of 0 ... 127, as bfloat16s, in two registers each.
-struct int8_table {
-    __m512i low[2], high[2];
-};
-
-INLINE struct int8_table int8_table(void) {
-    uint8_t low[128], high[128];
-    for (int i = 0; i < 128; i++) {
-        const float number = (float)i;
-        uint32_t bits;
-        memcpy(&bits, &number, 4);
-        low[i] = (uint8_t)(bits >> 16), high[i] = (uint8_t)(bits >> 24);
-    }
-    return (struct int8_table){{vi_load(low), vi_load(low + 64)}, {vi_load(high), vi_load(high + 64)}};
-}
-
-// 64 int8s, none of them -128, to bfloat16. Interleaving works on 16-byte lanes, so bytes are put in place for it
-// first.
-INLINE void int8_expand(const struct int8_table *table, const int8_t *from, uint16_t *to) {
-    const __m512i places =
-        _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x1f1e1d1c1b1a1918, 0x3736353433323130, 0x1716151413121110,
-                         0x2f2e2d2c2b2a2928, 0x0f0e0d0c0b0a0908, 0x2726252423222120, 0x0706050403020100);
-    const __m512i bytes = _mm512_permutexvar_epi8(places, vi_load(from)), size = _mm512_abs_epi8(bytes);
-    const __m512i low = _mm512_permutex2var_epi8(table->low[0], size, table->low[1]);
-    const __m512i high = _mm512_ternarylogic_epi32( // with the sign
-        _mm512_permutex2var_epi8(table->high[0], size, table->high[1]), bytes, _mm512_set1_epi8((char)0x80), 0xf8);
-    _mm512_storeu_si512(to, _mm512_unpacklo_epi8(low, high));
-    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi8(low, high));
-}
-#endif
-
 #else // 256 bits
 
 #define LANES 8
@@ -154,6 +128,11 @@ INLINE vf vf_load_n(const float *p, int64_t n) { return _mm256_maskload_ps(p, fi
 INLINE void vf_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
 INLINE void vf_store_n(float *p, vf x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+// c + a b, in the register of c: left to itself, the compiler moves sums about, and runs out of its 16 registers.
+INLINE vf vf_add_product(vf c, vf a, vf b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+    return c;
+}
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
@@ -186,9 +165,13 @@ INLINE float vf_top(vf x) {
 
 INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE vi vi_set(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE void vi_store(void *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
 INLINE vi vi_low_halves(vi x) { return _mm256_and_si256(x, _mm256_set1_epi32(0xffff)); }
 INLINE vf vf_even(vi x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 INLINE vf vf_odd(vi x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xffff0000))); }
+INLINE vi vf_pairs(vf even, vf odd) {
+    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
+}
 INLINE vf bf16_load(const uint16_t *p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -220,6 +203,53 @@ INLINE vf int8_even(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(int8_pairs(p), 16), 16));
 }
 INLINE vf int8_odd(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(int8_pairs(p), 16)); }
+
+#endif
+
+#ifdef CL_BF16
+// int8 to bfloat16 by table: the low and the high bytes of 0 ... 127, as bfloat16s, in two registers each.
+struct int8_table {
+    __m512i low[2], high[2];
+};
+
+INLINE struct int8_table int8_table(void) {
+    uint8_t low[128], high[128];
+    for (int i = 0; i < 128; i++) {
+        const float number = (float)i;
+        uint32_t bits;
+        memcpy(&bits, &number, 4);
+        low[i] = (uint8_t)(bits >> 16), high[i] = (uint8_t)(bits >> 24);
+    }
+    return (struct int8_table){{vi_load(low), vi_load(low + 64)}, {vi_load(high), vi_load(high + 64)}};
+}
+
+// 64 int8s, none of them -128, to bfloat16. Interleaving works on 16-byte lanes, so bytes are put in place for it
+// first.
+INLINE void int8_expand(const struct int8_table *table, const int8_t *from, uint16_t *to) {
+    const __m512i places =
+        _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x1f1e1d1c1b1a1918, 0x3736353433323130, 0x1716151413121110,
+                         0x2f2e2d2c2b2a2928, 0x0f0e0d0c0b0a0908, 0x2726252423222120, 0x0706050403020100);
+    const __m512i bytes = _mm512_permutexvar_epi8(places, vi_load(from)), size = _mm512_abs_epi8(bytes);
+    const __m512i low = _mm512_permutex2var_epi8(table->low[0], size, table->low[1]);
+    const __m512i high = _mm512_ternarylogic_epi32( // with the sign
+        _mm512_permutex2var_epi8(table->high[0], size, table->high[1]), bytes, _mm512_set1_epi8((char)0x80), 0xf8);
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi8(low, high));
+    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi8(low, high));
+}
+
+#else
+
+struct int8_table {
+    char none;
+};
+
+INLINE struct int8_table int8_table(void) { return (struct int8_table){0}; }
+
+// 64 int8s to bfloat16, which holds each of them exactly.
+INLINE void int8_expand(const struct int8_table *table, const int8_t *from, uint16_t *to) {
+    (void)table;
+    for (int i = 0; i < 64; i += 2 * LANES) vi_store(to + i, vf_pairs(int8_even(from + i), int8_odd(from + i)));
+}
 
 #endif
 

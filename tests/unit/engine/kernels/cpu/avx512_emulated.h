@@ -87,6 +87,7 @@ EMULATED(void, mask_storeu_epi16, uint16_t *p, __mmask16 m, __m256i x) {
 }
 
 EMULATED(__m512i, and_si512, __m512i a, __m512i b) { LANES_OF(u, si, SI(a).u[l] & SI(b).u[l]); }
+EMULATED(__m512i, or_si512, __m512i a, __m512i b) { LANES_OF(u, si, SI(a).u[l] | SI(b).u[l]); }
 EMULATED(__m512i, add_epi32, __m512i a, __m512i b) { LANES_OF(u, si, SI(a).u[l] + SI(b).u[l]); }
 EMULATED(__m512i, slli_epi32, __m512i a, int n) { LANES_OF(u, si, SI(a).u[l] << n); }
 EMULATED(__m512i, srli_epi32, __m512i a, int n) { LANES_OF(u, si, SI(a).u[l] >> n); }
@@ -200,6 +201,7 @@ EMULATED(__m512, dpbf16_ps, __m512 c, __m512bh a, __m512bh b) { // the odd ones 
 #define _mm512_abs_ps emulated_abs_ps
 #define _mm512_add_epi32 emulated_add_epi32
 #define _mm512_and_si512 emulated_and_si512
+#define _mm512_or_si512 emulated_or_si512
 #define _mm512_cvtepi32_epi16 emulated_cvtepi32_epi16
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtepi8_epi16 emulated_cvtepi8_epi16
