@@ -60,21 +60,20 @@ class Choices:
 
     rows: IntArray
     """[n]: which rows of the logits."""
-    temperature: FloatArray
-    """[n]; 0: the largest logit, whatever else is said."""
-    top_k: FloatArray
-    """[n], from 1 to the size of the vocabulary, which keeps all."""
-    top_p: FloatArray
-    """[n], above 0, at most 1; 1 keeps all."""
-    min_p: FloatArray
-    """[n], from 0 to 1; 0 keeps all."""
-    u: FloatArray
-    """[n], each in (0, 1): the number that decides."""
+    numbers: FloatArray
+    """[5, n]:
+
+    temperature    0: the largest logit, whatever else is said
+    top_k          from 1 to the size of the vocabulary, which keeps all
+    top_p          above 0, at most 1; 1 keeps all
+    min_p          from 0 to 1; 0 keeps all
+    u              in (0, 1): the number that decides
+    """
 
 
-ChooseTokens = Callable[["Tensor", Choices], "tuple[Tensor, Tensor]"]
-"""Logits (float32 [rows, vocabulary], left as they are) and n choices -> token ids (int64 [n]) and whether the logits
-were usable (bool [n]): steps 5 to 10 of `engine.sample.sampler`, and the same tokens but for rounding."""
+ChooseTokens = Callable[["Tensor", Choices], "Tensor"]
+"""Logits (float32 [rows, vocabulary], left as they are) and n choices -> token ids, int64 [n], -1 where the logits were
+not usable: steps 5 to 10 of `engine.sample.sampler`, and the same tokens but for rounding."""
 
 
 class Kernels(Protocol):

@@ -145,9 +145,8 @@ class ModelRunner:
         num_sampled = len(step.sampled)
         outputs = _Outputs()
         if step.sampled:
-            chosen = self._sampler.sample(logits[:num_sampled], step.sampled)
-            token_ids = torch.where(chosen.bad, -1, chosen.token_ids)
-            outputs = _Outputs(to_host(token_ids), _score_chosen(logits, chosen.token_ids, step.sampled))
+            token_ids = self._sampler.sample(logits[:num_sampled], step.sampled)
+            outputs = _Outputs(to_host(token_ids), _score_chosen(logits, token_ids, step.sampled))
         if step.scored:
             outputs = replace(outputs, prompts=_score_prompts(logits[num_sampled:], step.scored))
         clock.mark()
@@ -155,13 +154,13 @@ class ModelRunner:
 
 
 def _score_chosen(logits: Tensor, token_ids: Tensor, rows: Sequence[PlanRow]) -> Scores | None:
-    """The scores of the chosen tokens of those rows that want logprobs. `logits` [at least rows, vocabulary]."""
+    """The scores of the chosen tokens (-1: any) of rows that want logprobs. `logits` [at least rows, vocabulary]."""
     counts = {
         i: row.sampling.logprobs for i, row in enumerate(rows) if row.sampling and row.sampling.logprobs is not None
     }
     if not counts:
         return None
-    num_top = max(counts.values())
+    num_top, token_ids = max(counts.values()), token_ids.clamp(min=0)
     if len(counts) == len(rows):
         return score(logits[: len(rows)], token_ids, num_top).to_host()
     index = to_device(np.array(list(counts)), logits.device)

@@ -1,5 +1,5 @@
 """From logits to tokens: the sampler, its arithmetic and its random numbers."""
 
-from engine.sample.sampler import SampleOutput, Sampler
+from engine.sample.sampler import Sampler
 
-__all__ = ["SampleOutput", "Sampler"]
+__all__ = ["Sampler"]

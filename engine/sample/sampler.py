@@ -23,10 +23,10 @@ request is queued (`engine.core.check_fit`). Reported logprobs are of the logits
 Rows pay for what they use: only rows with edits are edited, greedy rows go no further than 5, rows with a temperature
 alone are not ranked.
 
-A row whose logits are NaN, or nothing but -inf, or +inf anywhere, is *bad*: it gets token 0 and its flag, and its
-neighbours never notice. Steps 5 to 10 are done in torch (`ops`), or by the kernels where they have a way of their own:
-in C that is half of the time and less, and the same tokens but for rounding. A result is a function of its row's
-logits, parameters, seed and position; see `ops` for how exact that is.
+A row whose logits are NaN, or nothing but -inf, or +inf anywhere, gets -1 for a token, and its neighbours never notice.
+Steps 5 to 10 are done in torch (`ops`), or by the kernels where they have a way of their own: in C that is half of the
+time and less, and the same tokens but for rounding. A result is a function of its row's logits, parameters, seed and
+position; see `ops` for how exact that is.
 """
 
 from __future__ import annotations
@@ -47,16 +47,6 @@ from engine.sample.edits import edits_of
 from engine.sample.random import uniform
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOutput:
-    """One token for each row of logits, on their device."""
-
-    token_ids: Tensor
-    """int64 [rows]; 0 where `bad`."""
-    bad: Tensor
-    """bool [rows]: the logits were not usable."""
-
-
 class Sampler:
     """Chooses one token for each row of logits. Holds no state; see the head of this file for what it does."""
 
@@ -64,23 +54,21 @@ class Sampler:
         """`choose_tokens`: the kernels' own way to do 5 to 10, if they have one."""
         self._choose_tokens = choose_tokens
 
-    def sample(self, logits: Tensor, rows: Sequence[PlanRow]) -> SampleOutput:
-        """Choose a token for each row.
+    def sample(self, logits: Tensor, rows: Sequence[PlanRow]) -> Tensor:
+        """Choose a token for each row: int64 [rows], on the logits' device; -1 where they are not usable.
 
         `logits` [rows, vocabulary], any floating type, any device, left as they are; `rows` in the same order, each
         with `sampling`. On CUDA nothing is read back, so this does not wait for the device to compute.
         """
         parts = list(self._by_kernel(logits, rows) if self._choose_tokens else _by_ops(logits, rows))
         if len(parts) == 1:  # all rows, in order
-            _, token_ids, usable = parts[0]
-        else:
-            token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-            usable = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
-            for where, part_ids, part_usable in parts:
-                token_ids[where], usable[where] = part_ids, part_usable
-        return SampleOutput(token_ids.masked_fill(~usable, 0), ~usable)
+            return parts[0][1]
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        for index, part_ids in parts:
+            token_ids[torch.tensor(index, device=logits.device)] = part_ids
+        return token_ids
 
-    def _by_kernel(self, logits: Tensor, rows: Sequence[PlanRow]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _by_kernel(self, logits: Tensor, rows: Sequence[PlanRow]) -> Iterator[tuple[list[int], Tensor]]:
         """The kernel reads rows where they lie; only those with edits are copied."""
         assert self._choose_tokens is not None
         logits = logits.to(torch.float32)
@@ -89,40 +77,43 @@ class Sampler:
         as_they_are = [i for i in range(len(rows)) if i not in with_edits]
         if as_they_are:
             choices = _choices(as_they_are, [rows[i] for i in as_they_are], logits.shape[-1])
-            yield torch.tensor(as_they_are), *self._choose_tokens(logits, choices)
+            yield as_they_are, self._choose_tokens(logits, choices)
         if edited:
-            where, edited_rows = torch.tensor(edited), [rows[i] for i in edited]
-            part = _take(logits, where, edited_rows)
-            yield where, *self._choose_tokens(part, _choices(range(len(edited)), edited_rows, logits.shape[-1]))
+            edited_rows = [rows[i] for i in edited]
+            part = _take(logits, torch.tensor(edited), edited_rows)
+            yield edited, self._choose_tokens(part, _choices(range(len(edited)), edited_rows, logits.shape[-1]))
 
 
 def _choices(where: Sequence[int], rows: Sequence[PlanRow], vocab_size: int) -> Choices:
-    params = [_params(row) for row in rows]
-    greedy = [each.greedy or each.top_k == 1 for each in params]
-    u = np.zeros(len(rows))
-    if not all(greedy):
-        u = uniform([row.seed for row in rows], [row.end for row in rows])
-    return Choices(
-        rows=np.array(where, dtype=np.int64),
-        temperature=np.array([0.0 if g else each.temperature for g, each in zip(greedy, params, strict=True)]),
-        top_k=np.array([_top_k(each, vocab_size) for each in params], dtype=np.float64),
-        top_p=np.array([each.top_p for each in params], dtype=np.float64),
-        min_p=np.array([each.min_p for each in params], dtype=np.float64),
-        u=u,
-    )
+    by_row = [_numbers(_params(row), vocab_size) for row in rows]
+    numbers = np.array(by_row, dtype=np.float64).T.copy()
+    if any(temperature for temperature, *_ in by_row):
+        numbers[4] = uniform([row.seed for row in rows], [row.end for row in rows])
+    return Choices(np.array(where, dtype=np.int64), numbers)
+
+
+def _numbers(params: SamplingParams, vocab_size: int) -> tuple[float, ...]:
+    """A column of `Choices.numbers`, still without u."""
+    temperature = 0.0 if _is_greedy(params) else params.temperature
+    return temperature, _top_k(params, vocab_size), params.top_p, params.min_p, 0.0
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.greedy or params.top_k == 1
 
 
 def _top_k(params: SamplingParams, vocab_size: int) -> int:
     return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
 
 
-def _by_ops(logits: Tensor, rows: Sequence[PlanRow]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Some rows at a time: where they are, their tokens, and whether their logits are usable."""
+def _by_ops(logits: Tensor, rows: Sequence[PlanRow]) -> Iterator[tuple[list[int], Tensor]]:
+    """Some rows at a time: where they are, and their tokens."""
     for choose, index in _by_way(rows, vocab_size=logits.shape[-1]):
         chosen_rows = [rows[i] for i in index]
         where = torch.tensor(index, device=logits.device)
         part = _take(logits, where, chosen_rows)
-        yield where, *choose(part, chosen_rows, is_own=part is not logits)
+        token_ids, usable = choose(part, chosen_rows, is_own=part is not logits)
+        yield index, torch.where(usable, token_ids, -1)
 
 
 def _by_way(rows: Sequence[PlanRow], *, vocab_size: int) -> list[tuple[_Way, list[int]]]:
@@ -130,7 +121,7 @@ def _by_way(rows: Sequence[PlanRow], *, vocab_size: int) -> list[tuple[_Way, lis
     places: dict[_Way, list[int]] = {}
     for i, row in enumerate(rows):
         params = _params(row)
-        if params.greedy or params.top_k == 1:
+        if _is_greedy(params):
             way: _Way = _choose_greedy
         elif 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0:
             way = _choose_filtered

@@ -19,7 +19,7 @@ from torch import Tensor
 from config.schema import DType, ModelConfig, Quantization
 from engine.model.loader import LoadedModel, load_model
 from engine.plan import PlanRow
-from engine.sample.sampler import SampleOutput, Sampler
+from engine.sample.sampler import Sampler
 from tests.cpu_kernels import build_kernels
 from tests.factories_models import save_tiny_model, tiny_config
 from tests.integration.oracle import Prompt, generate_packed
@@ -59,7 +59,7 @@ def generate(
     seen: Logits = {}
     sample = Sampler.sample
 
-    def watched(self: Sampler, logits: Tensor, rows: Sequence[PlanRow]) -> SampleOutput:
+    def watched(self: Sampler, logits: Tensor, rows: Sequence[PlanRow]) -> Tensor:
         for row, numbers in zip(rows, logits.float(), strict=True):
             bits = numbers.numpy().tobytes()
             assert seen.setdefault((row.request_id, row.end), bits) == bits, "computed anew after a preemption"

@@ -56,6 +56,6 @@ class CpuKernels:
         """See `Kernels`."""
         return attention.paged_attention(query, k_cache, v_cache, plan, options, self._variant)
 
-    def choose_tokens(self, logits: Tensor, choices: Choices) -> tuple[Tensor, Tensor]:
+    def choose_tokens(self, logits: Tensor, choices: Choices) -> Tensor:
         """See `Kernels`."""
         return sampling.choose_tokens(logits, choices, self._variant)

@@ -192,7 +192,6 @@ class Sample(Structure):
         ("min_p", c_void_p),
         ("u", c_void_p),
         ("tokens", c_void_p),
-        ("usable", c_void_p),
         ("workspace", c_void_p),
         ("ticket", c_void_p),
     )

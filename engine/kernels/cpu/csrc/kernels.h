@@ -181,8 +181,8 @@ struct cl_attention {
     int64_t *ticket;         // a counter of its own, 0 at the start and again at the end
 };
 
-// One token for each of some rows of logits, by the parameters of a request. 0, and `usable` 0, where a row has NaN or
-// +inf, or nothing but -inf.
+// One token for each of some rows of logits, by the parameters of a request. -1 where a row has NaN or +inf, or nothing
+// but -inf.
 struct cl_sample {
     const float *logits;
     int64_t stride;
@@ -195,7 +195,6 @@ struct cl_sample {
     const double *min_p;       // [num_rows]; 0: all
     const double *u;           // [num_rows], within (0, 1)
     int64_t *tokens;
-    uint8_t *usable;
     char *workspace; // for each thread 32 bytes for each token of the vocabulary, rounded up to a multiple of 64
     int64_t *ticket; // 0
 };

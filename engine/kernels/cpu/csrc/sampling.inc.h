@@ -240,7 +240,7 @@ static void V(sample)(const void *args, int thread, int num_threads) {
         const float *x = op->logits + op->rows[i] * op->stride;
         const double temperature = op->temperature[i], top_p = op->top_p[i], min_p = op->min_p[i], u = op->u[i];
         const int64_t top_k = (int64_t)op->top_k[i], best = V(best)(x, &row);
-        int64_t token = max_(0, best);
+        int64_t token = best;
         if (best >= 0 && temperature > 0.0) {
             V(weigh_row)(x, x[best], (float)temperature, &row);
             token = top_k >= op->size && top_p == 1.0 && min_p == 0.0
@@ -248,7 +248,6 @@ static void V(sample)(const void *args, int thread, int num_threads) {
                         : V(draw_filtered)(&row, top_k, top_p, (float)min_p, u);
         }
         op->tokens[i] = token;
-        op->usable[i] = best >= 0;
     }
     (void)num_threads;
 }
