@@ -1,18 +1,19 @@
 // Packed linear layers: struct cl_linear says what is computed and how weights lie.
 //
 // A thread has a range of rows and a range of strips (`part_of`), so that each weight is read from memory once where rows
-// are few. For 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between chunks in
-// `sums`, on the stack. A chunk of weights stays in a cache while all rows pass by, and the one that comes next is
+// are few. For a group of 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between
+// chunks in `sums`, on the stack. A chunk of weights stays in a cache while all rows pass by, and the one that comes next is
 // fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
 //
 // Without a product of bfloat16s both are multiplied as floats: weights become floats in the register that they are
 // loaded to, which costs less than to load what was expanded before; rows, which are broadcast, are expanded chunk by
 // chunk. int8 weights are expanded to bfloat16 chunk by chunk; without such a product not for few rows.
 
-#define GROUP 64                   // outputs in a group
-#define STRIP 16                   // outputs in a strip
-#define SUM_ROWS 96                // rows that share a chunk of weights; a multiple of TILE_ROWS
-#define STRIP_BLOCK (16 * 16 * PK) // elements of a strip's k block
+#define GROUP 64                     // outputs in a group
+#define STRIP 16                     // outputs in a strip
+#define SUM_ROWS 96                  // rows that share a chunk of weights; a multiple of TILE_ROWS
+#define STRIP_BLOCK (16 * 16 * PK)   // elements of a strip's k block
+#define GROUPS (ROW_IS_ELEM ? 1 : 4) // groups that a chunk of rows is multiplied with once it is expanded
 
 // k's in a chunk, multiples of every k block. A chunk of weights as they are has 256 KiB, for the second-level cache.
 // With 16 registers each weight serves few rows, and must come from the first-level cache: 32 KiB. What is expanded has
@@ -254,9 +255,37 @@ static struct NAME(part) NAME(part_of)(const struct cl_linear *op, int thread, i
     return part;
 }
 
-// Strips `strip` ... of one group; `after` comes next.
-static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip, int64_t strips,
-                               const struct ahead after) {
+// Some strips of one group.
+struct NAME(piece) {
+    const char *weight;
+    int64_t block_bytes, strip, strips;
+};
+
+static struct NAME(piece) NAME(piece_of)(const struct cl_linear *op, const struct NAME(part) *part, int64_t strip,
+                                         int64_t last) {
+    int64_t group_bytes;
+    const int64_t in_group = min_(4, part->total_strips - strip / 4 * 4);
+    return (struct NAME(piece)){
+        .weight = NAME(weight_of)(op, strip, part->total_strips, &group_bytes),
+        .block_bytes = in_group * STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem)),
+        .strip = strip,
+        .strips = min_(4 - strip % 4, last - strip),
+    };
+}
+
+// Chunk `i` of those of some pieces that are multiplied in turn: k by k, piece by piece. Behind the last one: `after`.
+static struct ahead NAME(chunk_at)(const struct NAME(piece) *pieces, int64_t num_pieces, int64_t in_features,
+                                   int64_t chunk, int64_t i, const struct ahead after) {
+    const struct NAME(piece) *piece = &pieces[i % num_pieces];
+    const int64_t k = i / num_pieces * chunk, left = in_features - k;
+    if (left <= 0) return after;
+    const char *start = piece->weight + k / (16 * PK) * piece->block_bytes;
+    return (struct ahead){start, start + (min_(chunk, left) + 16 * PK - 1) / (16 * PK) * piece->block_bytes, 0};
+}
+
+// Strips `first` to `last`, of up to GROUPS groups; `after` is read next.
+static void NAME(linear_pass)(const struct cl_linear *op, const struct NAME(part) *part, int64_t first, int64_t last,
+                              const struct ahead after) {
     const bool are_few = part->last_row - part->first_row <= FEW_ROWS;
     const bool expand_weight = ELEM_BF16 && op->scale && (ROW_IS_ELEM || !are_few);
     const bool expand_rows = !ROW_IS_ELEM || (WHOLE_BLOCKS && op->in_features % (16 * PK));
@@ -265,43 +294,43 @@ static void NAME(linear_group)(const struct cl_linear *op, const struct NAME(par
                                                                       : NAME(expanded_chunk);
     const int64_t direct_chunk = are_few ? NAME(direct_long_chunk) : NAME(direct_chunk);
     const int64_t chunk = expand_weight || expand_rows ? wide_chunk : direct_chunk;
-    const int64_t group_strips = min_(4, part->total_strips - strip / 4 * 4);
-    const int64_t block_bytes = group_strips * STRIP_BLOCK * (op->scale ? 1 : (int64_t)sizeof(elem));
-    int64_t group_bytes;
-    const char *weight = NAME(weight_of)(op, strip, part->total_strips, &group_bytes);
-    float sums[SUM_ROWS * GROUP] __attribute__((aligned(64)));
+    struct NAME(piece) pieces[GROUPS] = {{NULL, 0, 0, 0}};
+    int64_t num_pieces = 0;
+    for (int64_t strip = first; strip < last; strip += pieces[num_pieces++].strips)
+        pieces[num_pieces] = NAME(piece_of)(op, part, strip, last);
+    float sums[GROUPS][SUM_ROWS * GROUP] __attribute__((aligned(64)));
     row_elem wide_rows[SUM_ROWS * NAME(expanded_chunk)] __attribute__((aligned(64)));
     for (int64_t row = part->first_row; row < part->last_row; row += SUM_ROWS) {
         const int64_t rows = min_(SUM_ROWS, part->last_row - row);
-        for (int64_t k = 0; k < op->in_features; k += chunk) {
+        const struct ahead next_pass = row + SUM_ROWS < part->last_row ? (struct ahead){NULL, NULL, 0} : after;
+        for (int64_t k = 0, i = 0; k < op->in_features; k += chunk) {
             const int64_t num_k = min_(chunk, op->in_features - k);
-            const char *source = weight + k / (16 * PK) * block_bytes,
-                       *behind = source + num_k / (16 * PK) * block_bytes;
             const row_elem *x = (const row_elem *)((const elem *)op->x + row * op->x_stride + k);
-            struct ahead ahead = {NULL, NULL, 0};
-            if (k + chunk < op->in_features) {
-                const int64_t next_k = min_(chunk, op->in_features - k - chunk);
-                ahead = (struct ahead){behind, behind + next_k / (16 * PK) * block_bytes, 0};
-            } else if (row + SUM_ROWS >= part->last_row) {
-                ahead = after;
-            }
             if (expand_rows) NAME(expand_rows)((const elem *)x, op->x_stride, rows, num_k, wide_rows, wide_chunk);
             if (expand_rows) x = wide_rows;
             const int64_t x_stride = expand_rows ? wide_chunk : op->x_stride;
+            for (int64_t g = 0; g < num_pieces; g++, i++) {
+                const struct NAME(piece) *piece = &pieces[g];
+                const char *source = piece->weight + k / (16 * PK) * piece->block_bytes;
+                // While weights are expanded nothing is fetched: so by then one chunk more is there.
+                const struct ahead ahead =
+                    NAME(chunk_at)(pieces, num_pieces, op->in_features, chunk, i + 1 + expand_weight, next_pass);
 #if ELEM_BF16
-            elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
-            if (expand_weight) {
-                // Nothing is fetched while weights are expanded: so by then one chunk more is there.
-                if (ahead.next) ahead.next += behind - source, ahead.end += behind - source;
-                NAME(expand_weight)(source, block_bytes, strips, num_k, wide_weight);
-                NAME(multiply)(rows, strips, x, x_stride, (const char *)wide_weight,
-                               strips * STRIP_BLOCK * (int64_t)sizeof(elem), false, num_k, k == 0, sums, ahead);
-                continue;
-            }
+                elem wide_weight[GROUP * NAME(expanded_chunk)] __attribute__((aligned(64)));
+                if (expand_weight) {
+                    NAME(expand_weight)(source, piece->block_bytes, piece->strips, num_k, wide_weight);
+                    NAME(multiply)(rows, piece->strips, x, x_stride, (const char *)wide_weight,
+                                   piece->strips * STRIP_BLOCK * (int64_t)sizeof(elem), false, num_k, k == 0, sums[g],
+                                   ahead);
+                    continue;
+                }
 #endif
-            NAME(multiply)(rows, strips, x, x_stride, source, block_bytes, op->scale, num_k, k == 0, sums, ahead);
+                NAME(multiply)(rows, piece->strips, x, x_stride, source, piece->block_bytes, op->scale, num_k, k == 0,
+                               sums[g], ahead);
+            }
         }
-        NAME(finish)(op, row, rows, strip, strips, sums);
+        for (int64_t g = 0; g < num_pieces; g++)
+            NAME(finish)(op, row, rows, pieces[g].strip, pieces[g].strips, sums[g]);
     }
 }
 
@@ -316,16 +345,18 @@ static void NAME(linear)(const void *args, int thread, int num_threads) {
     const struct cl_linear *op = args;
     const struct NAME(part) part = NAME(part_of)(op, thread, num_threads);
     if (part.first_row == part.last_row) return;
-    for (int64_t strip = part.first, strips; strip < part.last; strip += strips) {
-        strips = min_(4 - strip % 4, part.last - strip);
+    // Few rows read memory strictly in order.
+    const int64_t groups = part.last_row - part.first_row <= FEW_ROWS ? 1 : GROUPS;
+    for (int64_t first = part.first, last; first < part.last; first = last) {
+        last = min_(part.last, (first / 4 + groups) * 4);
         struct ahead after = {NULL, NULL, 0};
-        if (strip + strips < part.last) {
-            after = NAME(ahead_of)(op, &part, strip + strips);
+        if (last < part.last) {
+            after = NAME(ahead_of)(op, &part, last);
         } else if (op->next) {
             const struct NAME(part) next = NAME(part_of)(op->next, thread, num_threads);
             if (next.first < next.last) after = NAME(ahead_of)(op->next, &next, next.first);
         }
-        NAME(linear_group)(op, &part, strip, strips, after);
+        NAME(linear_pass)(op, &part, first, last, after);
     }
 #if defined(CL_AMX) && ELEM_BF16
     amx_release();
@@ -351,6 +382,7 @@ static void NAME(gather)(const void *args, int thread, int num_threads) {
 #undef GROUP
 #undef STRIP
 #undef SUM_ROWS
+#undef GROUPS
 #undef STRIP_BLOCK
 #undef TILE_ROWS
 #undef FEW_ROWS
