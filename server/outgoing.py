@@ -51,6 +51,7 @@ class Outgoing(asyncio.Transport):
         self._on_stopped = on_stopped
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._has_written = False
         self._num_written = 0
         self._num_taken: int | None = None
         """At the last check; None if that was long ago."""
@@ -64,6 +65,7 @@ class Outgoing(asyncio.Transport):
     def write(self, data: Any) -> None:
         """See asyncio.WriteTransport."""
         self._transport.write(data)
+        self._has_written = True
         self._num_written += len(data)
         if self._timer is None and self._timeout_s is not None:
             self._num_taken = None
@@ -83,8 +85,8 @@ class Outgoing(asyncio.Transport):
             self._timer.cancel()
 
     def is_read(self) -> bool:
-        """Whether the client has all that was written to it, as far as can be known."""
-        return not self._progress()[1]
+        """Whether the client has all that was written to it, as far as can be known. (Not what TLS itself sends.)"""
+        return not (self._has_written and self._progress()[1])
 
     def _check_later(self, timeout_s: float) -> None:
         self._timer = self._loop.call_later(timeout_s / _NUM_CHECKS, self._check, timeout_s)
