@@ -1,9 +1,9 @@
 // Packed linear layers: struct cl_linear says what is computed and how weights lie.
 //
-// A thread has a range of rows and a range of strips (`part_of`), so that each weight is read from memory once where rows
-// are few. For a group of 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait between
-// chunks in `sums`, on the stack. A chunk of weights stays in a cache while all rows pass by, and the one that comes next is
-// fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
+// A thread has a range of rows and a range of strips (`part_of`), so that each weight is read from memory once where
+// rows are few. For a group of 4 strips (64 outputs) x 96 rows x a chunk of k's it runs tiles of registers; sums wait
+// between chunks in `sums`, on the stack. A chunk of weights stays in a cache while all rows pass by, and the one that
+// comes next is fetched meanwhile (`struct ahead`): so memory is read all the time, not only when a chunk begins.
 //
 // Without a product of bfloat16s both are multiplied as floats: weights become floats in the register that they are
 // loaded to, which costs less than to load what was expanded before; rows, which are broadcast, are expanded chunk by
