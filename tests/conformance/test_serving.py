@@ -126,7 +126,7 @@ def test_models_are_listed_and_found_by_id(api: Api) -> None:
 
 def test_usage_counts_prompts_once_and_choices_together(api: Api) -> None:
     [once] = api.complete("Hello there", max_tokens=3).usages
-    answer = api.complete(["Hello there", "Hello there"], max_tokens=3, n=2, temperature=1, seed=1)
+    answer = api.complete(["Hello there", "Hello there"], max_tokens=3, n=2, temperature=0.1, seed=1)
     [usage] = answer.usages
     assert usage["prompt_tokens"] == 2 * once["prompt_tokens"]
     assert [choice.finish_reasons for choice in answer.choices.values()] == [["length"]] * 4
