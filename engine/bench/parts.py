@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.kernels import Kernels
+from engine.model.forward import PagedForward
 from engine.model.fused import FusedLayers, FusedLinear, FusedPass
 from engine.model.runner import ModelRunner
 
@@ -50,7 +51,8 @@ def watch_parts(runner: ModelRunner) -> Iterator[Times]:
     """Time the parts of the runner's steps while the block runs."""
     times = Times()
     forward = runner.forward
-    runner.forward = replace(forward, kernels=_TimedKernels(forward.kernels, times))
+    if isinstance(forward, PagedForward):
+        runner.forward = replace(forward, kernels=_TimedKernels(forward.kernels, times))
     hooks = [hook for module in forward.model.modules() for hook in _hooks(module, times)]
     try:
         yield times

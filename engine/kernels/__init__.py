@@ -7,6 +7,7 @@ what it holds. `reference` (torch only) is always there and is the definition of
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,63 @@ class PackedRows:
     """[rows, most blocks]: the blocks of a row's context, in order; what lies behind them is never read."""
     block_size: int
     """Tokens in one block. The slot of a position is `block_table[position // block_size] * block_size + the rest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """All numbers that a forward pass needs of a step. T tokens in R rows, L logits wanted, at most B blocks a row.
+
+    They lie in one piece, one array behind the other, so that C needs one address: in a step that has just read all
+    weights, whatever Python touches is no longer in a cache. Arrays for others are views, made when asked for.
+    """
+
+    numbers: array[int]
+    """int64: token_ids, position_ids, slots, query_starts, context_lens, block_tables, logits_rows."""
+    num_tokens: int
+    num_rows: int
+    num_blocks: int
+    num_logits: int
+    block_size: int
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where in `numbers` each array begins, in their order."""
+        tokens, rows = self.num_tokens, self.num_rows
+        starts = 3 * tokens
+        contexts = starts + rows + 1
+        tables = contexts + rows
+        return 0, tokens, 2 * tokens, starts, contexts, tables, tables + rows * self.num_blocks
+
+    @property
+    def token_ids(self) -> IntArray:
+        """[T]"""
+        return self._view(0, self.num_tokens)
+
+    @property
+    def position_ids(self) -> IntArray:
+        """[T]: the place of each token in its own sequence."""
+        return self._view(1, self.num_tokens)
+
+    @property
+    def slots(self) -> IntArray:
+        """[T]: where in the KV cache each token's key and value go."""
+        return self._view(2, self.num_tokens)
+
+    @property
+    def rows(self) -> PackedRows:
+        """Where the rows lie."""
+        rows = self.num_rows
+        tables = self._view(5, rows * self.num_blocks).reshape(rows, self.num_blocks)
+        return PackedRows(self._view(3, rows + 1), self._view(4, rows), tables, self.block_size)
+
+    @property
+    def logits_rows(self) -> IntArray:
+        """[L]: the packed tokens whose logits are wanted."""
+        return self._view(6, self.num_logits)
+
+    def _view(self, part: int, size: int) -> IntArray:
+        first = self.places[part]
+        return np.frombuffer(self.numbers, dtype=np.int64)[first : first + size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +113,22 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How to choose a token for each of n rows of logits. Host arrays, contiguous."""
+    """How to choose a token for each of n rows of logits."""
 
-    rows: IntArray
-    """[n]: which rows of the logits."""
-    numbers: FloatArray
-    """[5, n]:
+    rows: array[int]
+    """int64 [n]: which rows of the logits."""
+    settings: array[float]
+    """float64 [4, n]:
 
     temperature    0: the largest logit, whatever else is said
     top_k          from 1 to the size of the vocabulary, which keeps all
     top_p          above 0, at most 1; 1 keeps all
     min_p          from 0 to 1; 0 keeps all
-    u              in (0, 1): the number that decides
     """
+    seeds: array[int]
+    """uint64 [n]"""
+    positions: array[int]
+    """int64 [n]: of the tokens to choose. With the seed: the number that decides (`engine.sample.random`)."""
 
 
 ChooseTokens = Callable[["Tensor", Choices], "Tensor"]

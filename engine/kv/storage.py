@@ -103,6 +103,11 @@ class KVStorage:
     values: tuple[Tensor, ...]
     block_size: int
 
+    @property
+    def caches(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values."""
+        return self.keys, self.values
+
     @classmethod
     def allocate(
         cls,

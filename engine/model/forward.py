@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.kernels import Kernels, to_device
+from engine.kernels import Kernels, PackedStep, to_device
 from engine.kv.storage import KVStorage
 from engine.model.attention import PagedInputs
-from engine.model.batch import StepArrays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class Forward(Protocol):
+    """A model, and a way to compute its logits."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+
+    def __call__(self, step: PackedStep, storage: KVStorage) -> Tensor:
+        """The logits [L, vocab_size] that the step wants; valid until the next step. On an accelerator nothing waits
+        for it."""
+
+
+def make_forward(
+    model: PreTrainedModel, kernels: Kernels, windows: Collection[int | None], device: torch.device
+) -> Forward:
+    """The shortest way there is. `windows`: see `PagedForward`."""
+    whole = getattr(model, "fused_pass", None)
+    return PagedForward(model, kernels, windows, device) if whole is None else WholeForward(model, whole, device)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeForward:
+    """A model that is one call (`fused.FusedPass`)."""
+
+    model: PreTrainedModel
+    whole: Callable[[PackedStep, KVStorage], Tensor]
+    device: torch.device
+
+    def __call__(self, step: PackedStep, storage: KVStorage) -> Tensor:
+        """See `Forward`."""
+        return self.whole(step, storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +65,8 @@ class PagedForward:
     device: torch.device
 
     @torch.inference_mode()
-    def __call__(self, step: StepArrays, storage: KVStorage) -> Tensor:
-        """The logits [S + P, vocab_size] that the step wants. On an accelerator nothing waits for it."""
+    def __call__(self, step: PackedStep, storage: KVStorage) -> Tensor:
+        """See `Forward`."""
         inputs = PagedInputs(
             slots=to_device(step.slots, self.device),
             plan=self.kernels.plan_attention(step.rows, self.windows, self.device),

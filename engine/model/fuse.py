@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from engine.errors import ModelError
 from engine.kernels import AttentionOptions, Kernels, PackedRows
 from engine.kernels.cpu.decoder import DecoderLayer, Ends, Rotation
-from engine.kernels.cpu.linear import can_pack
+from engine.kernels.cpu.linear import PackedLinear, can_pack
 from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
 from engine.model.batch import StepArrays, pack_step
 from engine.model.direct import DirectForward, find_direct_forward
-from engine.model.forward import PagedForward
+from engine.model.forward import make_forward
 from engine.model.fused import FusedLayers, FusedLinear, FusedNorm, FusedPass, JoinedLayer, SharedEmbedding
 from engine.model.probe import TOLERANCE_EXACT, TOLERANCE_ROUGH, deviation
 from engine.model.rope import tabulate
@@ -158,7 +158,7 @@ class _Trial:
             for hook in self._hooks(name, seen, module)
         ]
         try:
-            forward = PagedForward(self._model, self._kernels, {None}, self._model.device)
+            forward = make_forward(self._model, self._kernels, {None}, self._model.device)
             logits = forward(self._step, storage)
         finally:
             for hook in hooks:
@@ -186,10 +186,9 @@ def _trial_step(model: PreTrainedModel, max_model_len: int) -> StepArrays:
         PlanRow(i, generator.integers(vocab_size, size=length).tolist(), 0, (2 * i, 2 * i + 1), SamplingParams())
         for i, length in enumerate(LENGTHS)
     )
-    step = pack_step(StepPlan(rows), BLOCK_SIZE)
-    num_tokens = len(step.token_ids)
-    positions = np.sort(generator.integers(max_model_len, size=num_tokens))
-    return replace(step, position_ids=positions, logits_rows=np.arange(num_tokens))
+    step = pack_step(StepPlan(rows), BLOCK_SIZE).with_all_logits()
+    step.position_ids[:] = np.sort(generator.integers(max_model_len, size=step.num_tokens))
+    return step
 
 
 @torch.inference_mode()
@@ -266,8 +265,11 @@ def _shorten(model: PreTrainedModel, trial: _Trial, expected: Tensor) -> None:
         whole = _whole_pass(direct, trial)
     except Exception:
         return
-    if whole is not None and _call_instead(model, whole, is_same):
-        model.add_module("fused_pass", whole)  # where `bench` finds it
+    if whole is None:
+        return
+    model.add_module("fused_pass", whole)  # where `make_forward` finds it
+    if not is_same():
+        del model.fused_pass
 
 
 def _call_instead(model: PreTrainedModel, forward: Callable[..., Any], is_same: Callable[[], bool]) -> bool:
@@ -291,13 +293,22 @@ def _whole_pass(direct: DirectForward, trial: _Trial) -> FusedPass | None:
     if direct.rotary is not None and angles is None:
         return None
     embedding = direct.embedding
-    shared = embedding.packed if isinstance(embedding, SharedEmbedding) else None
+    table = _table(embedding, trial.dtype)
     return FusedPass(
         layers.decoder.layers,
-        Ends(shared, norm.norm, output.packed),
-        embedding=embedding if shared is None else None,
+        Ends(table, norm.norm, output.packed),
+        embedding=embedding if table is None else None,
         angles=angles,
     )
+
+
+def _table(embedding: nn.Module, dtype: torch.dtype) -> PackedLinear | Tensor | None:
+    """What the kernels can look ids up in."""
+    if isinstance(embedding, SharedEmbedding):
+        return embedding.packed
+    if type(embedding) is nn.Embedding and embedding.weight.dtype == dtype and embedding.weight.is_contiguous():
+        return embedding.weight.detach()
+    return None
 
 
 def _fuse_rest(model: PreTrainedModel, called: Collection[str], *, int8: bool) -> None:

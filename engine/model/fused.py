@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.decoder import Decoder, DecoderLayer, Ends, Norm, StepInputs
+from engine.kernels import PackedStep
+from engine.kernels.cpu.decoder import Angles, Decoder, DecoderLayer, Ends, Norm, StepInputs
 from engine.kernels.cpu.linear import PackedLinear, gather_rows
 from engine.kernels.cpu.pointwise import rms_norm
+from engine.kv.storage import KVStorage
 from engine.model.attention import PagedInputs
-from engine.model.rope import Angles
 
 
 class FusedLayers(nn.Module):
@@ -32,20 +32,12 @@ class FusedLayers(nn.Module):
         **__: Any,
     ) -> Tensor:
         """hidden_states [1, T, hidden_size]; the result is valid until the next step."""
-        cos, sin = position_embeddings or (None, None)
-        storage = paged_inputs.storage
-        inputs = StepInputs(
-            cos=self._angles(cos),
-            sin=self._angles(sin),
-            slots=paged_inputs.slots,
-            plan=paged_inputs.plan,
-            keys=storage.keys,
-            values=storage.values,
-        )
+        angles = None
+        if position_embeddings is not None:
+            cos, sin = (values[0].to(self.decoder.dtype).contiguous() for values in position_embeddings)
+            angles = cos, sin
+        inputs = StepInputs(angles, paged_inputs.slots, paged_inputs.plan, paged_inputs.storage.caches)
         return self.decoder(hidden_states[0], inputs).unsqueeze(0)
-
-    def _angles(self, values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[0].to(self.decoder.dtype).contiguous()
 
 
 class FusedPass(nn.Module):
@@ -59,32 +51,15 @@ class FusedPass(nn.Module):
         embedding: nn.Module | None = None,
         angles: Angles | None = None,
     ) -> None:
-        """`embedding`: where it is not among the ends; `angles`: where layers are rotated."""
+        """`embedding`: where it is not among the ends; `angles`: of all positions, where layers are rotated."""
         super().__init__()
-        self.decoder = Decoder(layers, ends=ends)
+        self.decoder = Decoder(layers, ends=ends, angles=angles)
         self.embedding = embedding
-        self._angles = angles
 
-    def forward(
-        self, *, input_ids: Tensor, position_ids: Tensor, logits_to_keep: Tensor, paged_inputs: PagedInputs, **_: Any
-    ) -> SimpleNamespace:
-        """As a causal language model's, for its logits: float32 [1, R, vocab_size].
-
-        input_ids, position_ids: int64 [1, T]; logits_to_keep: int64 [R].
-        """
-        storage = paged_inputs.storage
-        cos, sin = self._angles or (None, None)
-        inputs = StepInputs(
-            cos=cos,
-            sin=sin,
-            positions=position_ids[0],
-            slots=paged_inputs.slots,
-            plan=paged_inputs.plan,
-            keys=storage.keys,
-            values=storage.values,
-        )
-        x = input_ids if self.embedding is None else self.embedding(input_ids)
-        return SimpleNamespace(logits=self.decoder.logits(x[0], logits_to_keep, inputs).unsqueeze(0))
+    def forward(self, step: PackedStep, storage: KVStorage) -> Tensor:
+        """float32 logits [L, vocab_size]; valid until the next step."""
+        hidden = None if self.embedding is None else self.embedding(torch.from_numpy(step.token_ids))
+        return self.decoder.logits(step, storage.caches, hidden)
 
 
 class JoinedLayer(nn.Module):

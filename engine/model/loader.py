@@ -20,7 +20,7 @@ from engine.machine import format_bytes
 from engine.model import attention
 from engine.model.device import free_memory, resolve_device, resolve_dtype, use_threads
 from engine.model.families import check_config
-from engine.model.forward import PagedForward
+from engine.model.forward import Forward, make_forward
 from engine.model.probe import AttentionLayer, probe_model
 from engine.model.rope import pin_rope, short_range
 from engine.model.wide import affordable_linears
@@ -50,9 +50,9 @@ class LoadedModel:
     num_parameters: int
 
     @property
-    def forward(self) -> PagedForward:
+    def forward(self) -> Forward:
         """The model's forward pass over packed steps."""
-        return PagedForward(self.model, self.kernels, {layer.window for layer in self.layers}, self.device)
+        return make_forward(self.model, self.kernels, {layer.window for layer in self.layers}, self.device)
 
 
 def load_model(

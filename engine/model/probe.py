@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -183,7 +182,7 @@ def _paged_logits(
         ]
         arrays = pack_step(StepPlan(tuple(rows)), BLOCK_SIZE)
         arrays.position_ids[-1] = max_model_len - 1
-        logits = forward(replace(arrays, logits_rows=np.arange(len(arrays.token_ids))), storage)
+        logits = forward(arrays.with_all_logits(), storage)
         for row, first in zip(rows, arrays.rows.query_starts, strict=False):
             pieces[row.request_id].append(logits[first : first + len(row.token_ids)])
     return [torch.cat(parts) for parts in pieces[:2]]

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-Angles = tuple[Tensor, Tensor]
-"""cos and sin [positions, rotary_dim]"""
-
 MAX_TABLE_BYTES = 128 << 20
 """Of the angles of all positions: 128 Ki of them with 128 dims in float32."""
 
@@ -60,8 +57,8 @@ def pin_rope(model: PreTrainedModel, max_model_len: int) -> None:
                     rope_type[layer_type] = "default"
 
 
-def tabulate(rotary: nn.Module, max_model_len: int, dtype: torch.dtype) -> Angles | None:
-    """What a rotary embedding gives for each position, to be looked up instead of computed in every step.
+def tabulate(rotary: nn.Module, max_model_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """cos and sin [max_model_len, rotary_dim] of a rotary embedding, to be looked up instead of computed in every step.
 
     None if that would take too much memory.
     """

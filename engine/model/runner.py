@@ -145,7 +145,7 @@ class ModelRunner:
         num_sampled = len(step.sampled)
         outputs = _Outputs()
         if step.sampled:
-            token_ids = self._sampler.sample(logits[:num_sampled], step.sampled)
+            token_ids = self._sampler.sample(logits[:num_sampled] if step.scored else logits, step.sampled)
             outputs = _Outputs(to_host(token_ids), _score_chosen(logits, token_ids, step.sampled))
         if step.scored:
             outputs = replace(outputs, prompts=_score_prompts(logits[num_sampled:], step.scored))

@@ -31,6 +31,7 @@ position; see `ops` for how exact that is.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -85,17 +86,13 @@ class Sampler:
 
 
 def _choices(where: Sequence[int], rows: Sequence[PlanRow], vocab_size: int) -> Choices:
-    by_row = [_numbers(_params(row), vocab_size) for row in rows]
-    numbers = np.array(by_row, dtype=np.float64).T.copy()
-    if any(temperature for temperature, *_ in by_row):
-        numbers[4] = uniform([row.seed for row in rows], [row.end for row in rows])
-    return Choices(np.array(where, dtype=np.int64), numbers)
-
-
-def _numbers(params: SamplingParams, vocab_size: int) -> tuple[float, ...]:
-    """A column of `Choices.numbers`, still without u."""
-    temperature = 0.0 if _is_greedy(params) else params.temperature
-    return temperature, _top_k(params, vocab_size), params.top_p, params.min_p, 0.0
+    all_params = [_params(row) for row in rows]
+    settings = array("d", [0.0 if _is_greedy(params) else params.temperature for params in all_params])
+    settings.extend([_top_k(params, vocab_size) for params in all_params])
+    settings.extend([params.top_p for params in all_params])
+    settings.extend([params.min_p for params in all_params])
+    seeds, positions = array("Q", [row.seed for row in rows]), array("q", [row.end for row in rows])
+    return Choices(array("q", where), settings, seeds, positions)
 
 
 def _is_greedy(params: SamplingParams) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import cast
@@ -48,7 +47,7 @@ def log_probs(loaded: LoadedModel, tokens: Sequence[int], cache_dtype: torch.dty
     chunks = []
     for start in range(0, len(tokens), CHUNK):
         row = PlanRow(0, tokens[start : start + CHUNK], start, range(num_blocks), None)
-        step = replace(pack_step(StepPlan((row,)), BLOCK_SIZE), logits_rows=np.arange(len(row.token_ids)))
+        step = pack_step(StepPlan((row,)), BLOCK_SIZE).with_all_logits()
         chunks.append(F.log_softmax(loaded.forward(step, storage).float(), dim=-1))
     return torch.cat(chunks)
 

@@ -58,7 +58,7 @@ def logits_of(loaded: LoadedModel, cache_dtype: torch.dtype) -> Tensor:
     pieces = []
     for start in range(0, LENGTH, 32):
         row = PlanRow(0, tokens[start : start + 32], start, tuple(range(capacity.num_blocks)), None)
-        step = replace(pack_step(StepPlan((row,)), BLOCK_SIZE), logits_rows=np.arange(len(row.token_ids)))
+        step = pack_step(StepPlan((row,)), BLOCK_SIZE).with_all_logits()
         pieces.append(loaded.forward(step, storage).clone())
     return torch.cat(pieces)
 

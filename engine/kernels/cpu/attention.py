@@ -7,13 +7,15 @@ batch, bit for bit.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels import AttentionOptions, IntArray, PackedRows
+from engine.kernels import AttentionOptions, IntArray, PackedRows, PackedStep
 from engine.kernels.cpu.library import Attention, Rows, WriteKV, kernel_table
 from engine.kernels.cpu.run import elements_per_pack, run, threads_for
 from engine.kernels.quantized import SCALE_BYTES
@@ -63,7 +65,7 @@ class Plan:
     rows: Rows
     arrays: tuple[IntArray, ...]
     num_split_ranges: int
-    """Ranges of the rows that have one token and more context than one range."""
+    """See `num_split_ranges`."""
     ticket: IntArray
     """[1], 0: how threads share out the work."""
 
@@ -75,8 +77,6 @@ def plan_attention(packed: PackedRows) -> Plan:
         for array in (packed.query_starts, packed.context_lens, packed.block_tables)
     )
     starts, contexts, tables = arrays
-    ranges = -(-contexts // RANGE)
-    is_split = (np.diff(starts) == 1) & (ranges > 1)
     rows = Rows(
         num_rows=len(contexts),
         block_size=packed.block_size,
@@ -85,7 +85,21 @@ def plan_attention(packed: PackedRows) -> Plan:
         block_tables=tables.ctypes.data,
         table_stride=tables.shape[1],
     )
-    return Plan(rows, arrays, int(ranges[is_split].sum()), np.zeros(1, dtype=np.int64))
+    return Plan(rows, arrays, _num_split_ranges(starts.tolist(), contexts.tolist()), np.zeros(1, dtype=np.int64))
+
+
+def num_split_ranges(step: PackedStep) -> int:
+    """Ranges of the rows that have one token and more context than one range."""
+    *_, starts, contexts, tables, _ = step.places
+    return _num_split_ranges(step.numbers[starts:contexts], step.numbers[contexts:tables])
+
+
+def _num_split_ranges(starts: Sequence[int], contexts: Sequence[int]) -> int:
+    return sum(
+        -(-length // RANGE)
+        for (first, last), length in zip(pairwise(starts), contexts, strict=True)
+        if length > RANGE and last - first == 1
+    )
 
 
 def write_kv(

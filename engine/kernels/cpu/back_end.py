@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from engine.kernels import AttentionOptions, Choices, PackedRows
+from engine.kernels import AttentionOptions, ChooseTokens, PackedRows
 from engine.kernels.cpu import attention, sampling
 from engine.kernels.cpu.library import KernelsMissing, cache_dtypes, is_supported, kernel_table
 
@@ -23,6 +23,8 @@ class CpuKernels:
             raise KernelsMissing(f"the C kernels need a block_size that is a multiple of {attention.BLOCK_MULTIPLE}")
         self._dtype = dtype
         self._variant = kernel_table(dtype, variant).variant
+        self.choose_tokens: ChooseTokens = sampling.TokenChooser(variant)
+        """See `Kernels`."""
         self.NAME = f"cpu ({self._variant})"
 
     def plan_attention(self, rows: PackedRows, windows: Collection[int | None], device: torch.device) -> attention.Plan:
@@ -55,7 +57,3 @@ class CpuKernels:
     ) -> Tensor:
         """See `Kernels`."""
         return attention.paged_attention(query, k_cache, v_cache, plan, options, self._variant)
-
-    def choose_tokens(self, logits: Tensor, choices: Choices) -> Tensor:
-        """See `Kernels`."""
-        return sampling.choose_tokens(logits, choices, self._variant)

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.kernels import AttentionOptions
-from engine.kernels.cpu.attention import Plan, workspace_size
+from engine.kernels import AttentionOptions, PackedStep
+from engine.kernels.cpu.attention import Plan, num_split_ranges, workspace_size
 from engine.kernels.cpu.library import (
     Attention,
     Call,
@@ -76,28 +76,30 @@ class DecoderLayer:
 class Ends:
     """What a model does before and after its layers."""
 
-    embedding: PackedLinear | None
-    """The output layer that the embeddings are tied to; None: hidden states are given."""
+    embedding: PackedLinear | Tensor | None
+    """The output layer that the embeddings are tied to, or a table [vocab_size, hidden_size] in the layers' dtype;
+    None: hidden states are given."""
     norm: Norm
     output: PackedLinear
+
+
+Caches = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""Keys and values, by layer index."""
+
+Angles = tuple[Tensor, Tensor]
+"""cos and sin, [.., rotary_dim] in the layers' dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What the layers need to know of a step beside the hidden states."""
 
-    cos: Tensor | None
-    """[T, rotary_dim], as the model's rotary embedding gives it, or with `positions` [any, rotary_dim]; None if no
-    layer is rotated."""
-    sin: Tensor | None
+    angles: Angles | None
+    """[T, rotary_dim], as the model's rotary embedding gives them; None if no layer is rotated."""
     slots: Tensor
     """int64 [T]"""
     plan: Plan
-    keys: Sequence[Tensor]
-    """Caches, by layer index."""
-    values: Sequence[Tensor]
-    positions: Tensor | None = None
-    """int64 [T]: which rows of the angles are the tokens'; None: they are in the tokens' order."""
+    caches: Caches
 
 
 @dataclass(slots=True)
@@ -124,22 +126,32 @@ class _EndArguments:
 class Decoder:
     """Some layers in a row, and perhaps the rest of the model."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], *, ends: Ends | None = None, variant: str | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        *,
+        ends: Ends | None = None,
+        angles: Angles | None = None,
+        variant: str | None = None,
+    ) -> None:
+        """`angles`: those of all positions, where there are ends and layers are rotated."""
         self.layers = tuple(layers)
         self.ends = ends
+        self._angles = angles
         self.dtype = layers[0].query_key_value.dtype
         self._hidden_size = layers[0].query_key_value.in_features
         self.table: KernelTable = kernel_table(self.dtype, variant)
         # What changes from step to step; the calls point here.
         self._num_tokens = ctypes.c_int64()
-        self._cos, self._sin, self._slots = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._positions = ctypes.c_void_p()
+        self._slots, self._positions = ctypes.c_void_p(), ctypes.c_void_p()
+        self._cos, self._sin = (ctypes.c_void_p(address(values)) for values in angles or (None, None))
         self._num_wanted = ctypes.c_int64()
         self._at_ends: _EndArguments | None = None
         self._workspace_at = ctypes.c_void_p()
         self._rows = Rows()
         self._ticket = ctypes.c_int64(0)
         self._workspace = torch.empty(0)
+        self._logits = torch.empty(0, 0)
         self._sinks = [
             None if layer.options.sinks is None else layer.options.sinks.float().contiguous() for layer in layers
         ]
@@ -152,39 +164,49 @@ class Decoder:
         """The layers applied to hidden [T, hidden_size]. The result is a buffer's: valid until the next call."""
         assert self.ends is None
         num_tokens = hidden.shape[0]
-        self._bind(num_tokens, inputs)
+        self._bind(num_tokens, inputs.angles, inputs.caches)
         out = self._buffers.hidden[:num_tokens]
         out.copy_(hidden)
-        self._run(num_tokens, inputs)
-        return out
-
-    def logits(self, x: Tensor, wanted: Tensor, inputs: StepInputs) -> Tensor:
-        """With `ends`: float32 logits [R, vocab_size] of the tokens `wanted`, int64 [R] of T.
-
-        x: int64 ids [T], or hidden states [T, hidden_size] where the embedding is not among the ends.
-        """
-        num_tokens, num_wanted = x.shape[0], wanted.shape[0]
-        self._bind(max(num_tokens, num_wanted), inputs)
-        at_ends = self._at_ends
-        assert at_ends is not None
-        if at_ends.gather is None:
-            self._buffers.hidden[:num_tokens].copy_(x)
-        else:
-            at_ends.gather.ids = x.data_ptr()
-        out = torch.empty(num_wanted, at_ends.output.out_features)
-        self._num_wanted.value = num_wanted
-        at_ends.norm.index, at_ends.output.out = wanted.data_ptr(), out.data_ptr()
-        self._run(num_tokens, inputs)
-        return out
-
-    def _run(self, num_tokens: int, inputs: StepInputs) -> None:
-        self._num_tokens.value = num_tokens
+        if inputs.angles is not None:
+            self._cos.value, self._sin.value = (values.data_ptr() for values in inputs.angles)
         self._slots.value = inputs.slots.data_ptr()
-        if inputs.cos is not None and inputs.sin is not None:
-            self._cos.value, self._sin.value = inputs.cos.data_ptr(), inputs.sin.data_ptr()
-        self._positions.value = address(inputs.positions)
         ctypes.pointer(self._rows)[0] = inputs.plan.rows
-        self._reserve_workspace(inputs.plan.num_split_ranges)
+        self._run(num_tokens, inputs.plan.num_split_ranges)
+        return out
+
+    def logits(self, step: PackedStep, caches: Caches, hidden: Tensor | None = None) -> Tensor:
+        """With `ends`: float32 logits [L, vocab_size], valid until the next call.
+
+        `hidden` [T, hidden_size]: where the embedding is not among the ends.
+        """
+        num_tokens, num_wanted = step.num_tokens, step.num_logits
+        self._bind(max(num_tokens, num_wanted), self._angles, caches)
+        ends = self._at_ends
+        assert ends is not None
+        first, _ = step.numbers.buffer_info()
+        ids, positions, slots, query_starts, context_lens, block_tables, wanted = (
+            first + 8 * place for place in step.places
+        )
+        if ends.gather is not None:
+            ends.gather.ids = ids
+        else:
+            assert hidden is not None
+            self._buffers.hidden[:num_tokens].copy_(hidden)
+        if self._logits.shape[0] != num_wanted:
+            self._logits = torch.empty(num_wanted, ends.output.out_features)
+            ends.output.out = self._logits.data_ptr()
+        self._num_wanted.value, ends.norm.index = num_wanted, wanted
+        self._positions.value, self._slots.value = positions, slots
+        rows = self._rows
+        rows.num_rows, rows.block_size, rows.table_stride = step.num_rows, step.block_size, step.num_blocks
+        rows.query_starts, rows.context_lens, rows.block_tables = query_starts, context_lens, block_tables
+        self._run(num_tokens, num_split_ranges(step))
+        return self._logits
+
+    def _run(self, num_tokens: int, num_split_ranges: int) -> None:
+        self._num_tokens.value = num_tokens
+        if num_split_ranges:
+            self._reserve_workspace(num_split_ranges)
         library().cl_run(ctypes.addressof(self._calls), len(self._calls), torch.get_num_threads())
 
     def replay(self, kernels: Collection[int]) -> None:
@@ -196,21 +218,20 @@ class Decoder:
         calls = (Call * len(chosen))(*chosen)
         library().cl_run(ctypes.addressof(calls), len(calls), torch.get_num_threads())
 
-    def _bind(self, num_tokens: int, inputs: StepInputs) -> None:
+    def _bind(self, num_tokens: int, angles: Angles | None, caches: Caches) -> None:
         """Make the list of calls anew if buffers must grow, or caches are others than before."""
-        rotary_dim = 0 if inputs.cos is None else inputs.cos.shape[-1]
+        rotary_dim = 0 if angles is None else angles[0].shape[-1]
         if num_tokens > self._buffers.num_tokens:
             self._buffers = self._allocate(max(num_tokens, 2 * self._buffers.num_tokens))
             self._bound_to = None
         bound = self._bound_to
-        if bound and bound[0] is inputs.keys and bound[1] is inputs.values and bound[2] == rotary_dim:
+        keys, values = caches
+        if bound and bound[0] is keys and bound[1] is values and bound[2] == rotary_dim:
             return
         calls = [
             call
             for layer, sinks in zip(self.layers, self._sinks, strict=True)
-            for call in self._layer_calls(
-                layer, sinks, (inputs.keys[layer.index], inputs.values[layer.index]), rotary_dim
-            )
+            for call in self._layer_calls(layer, sinks, (keys[layer.index], values[layer.index]), rotary_dim)
         ]
         if self.ends is not None:
             calls = self._with_ends(self.ends, calls)
@@ -218,14 +239,14 @@ class Decoder:
         for args, following in pairwise(args for args in self._args if isinstance(args, Linear)):
             args.next = ctypes.addressof(following)
         self._calls = (Call * len(calls))(*(Call(kernel, ctypes.addressof(args)) for kernel, args in calls))
-        self._bound_to = (inputs.keys, inputs.values, rotary_dim)
+        self._bound_to = (keys, values, rotary_dim)
 
     def _with_ends(self, ends: Ends, calls: list[tuple[int, ctypes.Structure]]) -> list[tuple[int, ctypes.Structure]]:
-        """Ids, rows that are wanted and the place of the logits are set in each step."""
+        """Ids and rows that are wanted are set in each step."""
         hidden, normed = self._buffers.hidden, self._buffers.normed
         _, norm = self._norm(ends.norm, hidden, normed)
         _, output = self._linear(ends.output, normed, None)
-        output.out_stride, output.out_float = ends.output.out_features, True
+        output.out, output.out_stride, output.out_float = self._logits.data_ptr(), ends.output.out_features, True
         for args in (norm, output):
             args.num_rows = ctypes.addressof(self._num_wanted)
         gather = None if ends.embedding is None else gather_arguments(ends.embedding, hidden)

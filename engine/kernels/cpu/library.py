@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-ABI = 2
+ABI = 3
 """CL_ABI in `csrc/kernels.h`."""
 
 VARIANTS = ("amx", "avx512bf16", "avx512", "avx2")
@@ -190,7 +190,8 @@ class Sample(Structure):
         ("top_k", c_void_p),
         ("top_p", c_void_p),
         ("min_p", c_void_p),
-        ("u", c_void_p),
+        ("seeds", c_void_p),
+        ("positions", c_void_p),
         ("tokens", c_void_p),
         ("workspace", c_void_p),
         ("ticket", c_void_p),

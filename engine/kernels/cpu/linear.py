@@ -90,16 +90,17 @@ def gather_rows(layer: PackedLinear, ids: Tensor) -> Tensor:
     return out
 
 
-def gather_arguments(layer: PackedLinear, out: Tensor) -> Gather:
-    """The arguments of the C kernel, but for number of rows and ids."""
-    assert layer.scale is None, "int8"
-    assert layer.activation == "none", layer.activation
-    return Gather(
-        weight=layer.weight.data_ptr(),
-        out=out.data_ptr(),
-        in_features=layer.in_features,
-        total_strips=-(-layer.out_features // STRIP),
-    )
+def gather_arguments(embedding: PackedLinear | Tensor, out: Tensor) -> Gather:
+    """The arguments of the C kernel, but for number of rows and ids. Of a layer, or of a table [N, in_features]."""
+    if isinstance(embedding, Tensor):
+        assert embedding.is_contiguous()
+        weight, num_strips = embedding, 0
+    else:
+        assert embedding.scale is None, "int8"
+        assert embedding.activation == "none", embedding.activation
+        weight, num_strips = embedding.weight, -(-embedding.out_features // STRIP)
+    assert weight.dtype == out.dtype
+    return Gather(weight=weight.data_ptr(), out=out.data_ptr(), in_features=out.shape[-1], total_strips=num_strips)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -18,7 +18,7 @@
 
 // Changes with every change of a struct here or of what the workspaces must hold: a library that was built before is
 // then not used (library.py has the same number).
-#define CL_ABI 2
+#define CL_ABI 3
 
 typedef void cl_kernel(const void *args, int thread, int num_threads);
 
@@ -61,14 +61,14 @@ struct cl_linear {
     int32_t out_float;
 };
 
-// out[r, :] = weight[ids[r], :], from a packed weight: a vocabulary's embeddings, where they are the output layer too.
+// out[r, :] = weight[ids[r], :]: a vocabulary's embeddings, from a packed weight where they are the output layer too.
 struct cl_gather {
     const int64_t *num_rows;
     const int64_t *ids;
-    const void *weight; // packed elem
+    const void *weight; // packed elem, or elem [any, in_features]
     void *out;          // elem [rows, in_features]
     int64_t in_features;
-    int64_t total_strips;
+    int64_t total_strips; // 0: the weight is not packed
 };
 
 // sum = x + residual when there is a residual, else x; out = sum / rms(sum) * weight. With `residual_after`,
@@ -193,7 +193,8 @@ struct cl_sample {
     const double *top_k;       // [num_rows], from 1 to `size`
     const double *top_p;       // [num_rows]; 1: all
     const double *min_p;       // [num_rows]; 0: all
-    const double *u;           // [num_rows], within (0, 1)
+    const uint64_t *seeds;     // [num_rows]
+    const int64_t *positions;  // [num_rows]: of the tokens to choose
     int64_t *tokens;
     char *workspace; // for each thread 32 bytes for each token of the vocabulary, rounded up to a multiple of 64
     int64_t *ticket; // 0

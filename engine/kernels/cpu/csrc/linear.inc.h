@@ -370,10 +370,14 @@ static void NAME(gather)(const void *args, int thread, int num_threads) {
     cl_share(*op->num_rows, thread, num_threads, &first, &last);
     for (int64_t r = first; r < last; r++) {
         const int64_t id = op->ids[r], group = id / GROUP, strip = id / STRIP;
+        elem *out = (elem *)op->out + r * op->in_features;
+        if (op->total_strips == 0) {
+            memcpy(out, (const elem *)op->weight + id * op->in_features, op->in_features * sizeof(elem));
+            continue;
+        }
         const int64_t block_stride = min_(4, op->total_strips - 4 * group) * STRIP_BLOCK;
         const elem *from =
             (const elem *)op->weight + (group * 4 * k_blocks + strip % 4) * STRIP_BLOCK + id % STRIP * PK;
-        elem *out = (elem *)op->out + r * op->in_features;
         for (int64_t p = 0; p < packs; p++)
             memcpy(out + p * PK, from + p / 16 * block_stride + p % 16 * 16 * PK, PK * sizeof(elem));
     }

@@ -223,6 +223,19 @@ static int64_t V(draw_filtered)(struct V(row) *row, int64_t top_k, double top_p,
     return V(reach)(row, u * sum_left, true, &id) < left ? id : V(token_of_rank)(row, left - 1);
 }
 
+// Philox4x32-10 of a request's seed (the key) and a token's position (the counter): engine/sample/random.py.
+static double V(uniform)(uint64_t seed, uint64_t position) {
+    uint32_t a = (uint32_t)position, b = (uint32_t)(position >> 32), c = 0, d = 0;
+    uint32_t key_a = (uint32_t)seed, key_b = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++, key_a += 0x9E3779B9u, key_b += 0xBB67AE85u) {
+        const uint64_t of_a = (uint64_t)a * 0xD2511F53u, of_c = (uint64_t)c * 0xCD9E8D57u;
+        a = (uint32_t)(of_c >> 32) ^ b ^ key_a, b = (uint32_t)of_c;
+        c = (uint32_t)(of_a >> 32) ^ d ^ key_b, d = (uint32_t)of_a;
+    }
+    const uint64_t bits = (uint64_t)a << 20 | b >> 12;
+    return ((double)bits + 0.5) * 0x1p-52; // never 0, never 1
+}
+
 static void V(sample)(const void *args, int thread, int num_threads) {
     const struct cl_sample *op = args;
     const int64_t blocks = (op->size + BLOCK - 1) / BLOCK, width = blocks * BLOCK;
@@ -238,10 +251,11 @@ static void V(sample)(const void *args, int thread, int num_threads) {
     int64_t i = __atomic_fetch_add(op->ticket, 1, __ATOMIC_RELAXED);
     for (; i < op->num_rows; i = __atomic_fetch_add(op->ticket, 1, __ATOMIC_RELAXED)) {
         const float *x = op->logits + op->rows[i] * op->stride;
-        const double temperature = op->temperature[i], top_p = op->top_p[i], min_p = op->min_p[i], u = op->u[i];
+        const double temperature = op->temperature[i], top_p = op->top_p[i], min_p = op->min_p[i];
         const int64_t top_k = (int64_t)op->top_k[i], best = V(best)(x, &row);
         int64_t token = best;
         if (best >= 0 && temperature > 0.0) {
+            const double u = V(uniform)(op->seeds[i], (uint64_t)op->positions[i]);
             V(weigh_row)(x, x[best], (float)temperature, &row);
             token = top_k >= op->size && top_p == 1.0 && min_p == 0.0
                         ? V(draw_among_all)(&row, u)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from engine.kv.storage import KVCapacity, KVStorage, LayerSpec
 from engine.model import attention, fuse, rope
 from engine.model.batch import pack_step
 from engine.model.direct import DirectForward
-from engine.model.forward import PagedForward
+from engine.model.forward import make_forward
 from engine.model.fused import FusedPass
 from engine.model.loader import load_model
 from engine.params import SamplingParams
@@ -82,7 +82,7 @@ def logits_of(model: Any, dtype: torch.dtype = torch.float32, cache_dtype: torch
         for i, (length, start) in enumerate(zip(LENGTHS, (0, 20, 5), strict=True))
     )
     step = pack_step(StepPlan(rows), 16)
-    forward = PagedForward(model, kernels, {None}, torch.device("cpu"))
+    forward = make_forward(model, kernels, {None}, torch.device("cpu"))
     return forward(step, storage).clone()
 
 
@@ -114,12 +114,29 @@ ENDS_OF_THEIR_OWN = {
 def test_a_forward_pass_that_is_but_a_chain_is_one_call(model_type: str, is_tied: bool) -> None:
     model = paged_model(model_type, tie_word_embeddings=is_tied)
     fuse_it(model)
-    whole = vars(model)["forward"]
-    assert isinstance(whole, FusedPass)
-    assert (whole.embedding is None) == is_tied
+    assert isinstance(model.fused_pass, FusedPass)
+    assert model.fused_pass.embedding is None
     at_once = logits_of(model)
+    del model.fused_pass
+    assert torch.equal(logits_of(model), at_once)
     del vars(model)["forward"]
     assert torch.equal(logits_of(model), at_once)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """As some models have."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 3
+
+
+def test_an_embedding_of_the_models_own_is_called_before_the_rest() -> None:
+    model = paged_model("llama")
+    model.set_input_embeddings(ScaledEmbedding(*model.get_input_embeddings().weight.shape))
+    before = logits_of(model)
+    fuse_it(model)
+    assert isinstance(model.fused_pass.embedding, ScaledEmbedding)
+    torch.testing.assert_close(logits_of(model), before, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("model_type", ENDS_OF_THEIR_OWN)
@@ -137,16 +154,16 @@ def test_only_the_tokens_that_are_wanted_get_logits() -> None:
     storage = KVStorage.allocate(
         specs_of(model), KVCapacity(8, 16), torch.float32, torch.device("cpu"), kernels.empty_cache
     )
-    forward = PagedForward(model, kernels, {None}, torch.device("cpu"))
+    forward = make_forward(model, kernels, {None}, torch.device("cpu"))
     tokens = list(range(5, 45))
-    everything = torch.empty(0)
     for length in (3, 40, 21):
         step = pack_step(StepPlan((PlanRow(0, tokens[:length], 0, (3, 1, 4), None),)), 16)
         assert forward(step, storage).shape == (0, 128)
         wanted = [length - 1, 0, length // 2]
-        some = forward(dataclasses.replace(step, logits_rows=np.array(wanted)), storage)
-        everything = forward(dataclasses.replace(step, logits_rows=np.arange(length)), storage)
-        assert torch.equal(some, everything[wanted])
+        all_of_them = step.with_all_logits()
+        numbers = all_of_them.numbers[:-length] + array("q", wanted)
+        some = forward(dataclasses.replace(step, numbers=numbers, num_logits=len(wanted)), storage).clone()
+        assert torch.equal(some, forward(all_of_them, storage)[wanted])
 
 
 def without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +188,7 @@ def test_where_angles_cannot_be_looked_up_the_chain_is_called_link_by_link(
     model = paged_model("llama")
     fuse_it(model)
     assert isinstance(vars(model)["forward"], DirectForward)
-    assert kinds(model)["FusedPass"] == 0
+    assert not hasattr(model, "fused_pass")
     direct = logits_of(model)
     del vars(model)["forward"]
     assert torch.equal(logits_of(model), direct)
@@ -348,7 +365,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         storage = KVStorage.allocate(
             specs_of(model), KVCapacity(8, 16), torch.bfloat16, torch.device("cpu"), kernels.empty_cache
         )
-        forward = PagedForward(model, kernels, {None}, torch.device("cpu"))
+        forward = make_forward(model, kernels, {None}, torch.device("cpu"))
         for step in steps:
             logits = forward(pack_step(StepPlan(step), 16), storage)[0].clone()
         return logits
