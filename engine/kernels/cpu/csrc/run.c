@@ -5,37 +5,48 @@
 #include <omp.h>
 #include <sched.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "kernels.h"
 
-// Where the threads of one `cl_run` meet.
-struct meeting {
-    int arrived; // threads that wait now
-    int passed;  // barriers so far
+enum { LINE = 64 }; // bytes that one core takes from another at once
+
+// What the threads of one `cl_run` know of each other.
+struct team {
+    int arrived __attribute__((aligned(LINE))); // threads that wait at a barrier within a call now
+    int passed;                                 // barriers within calls so far
+    int64_t done __attribute__((aligned(LINE))); // parts of calls
+    struct {
+        int64_t count __attribute__((aligned(LINE)));
+    } taken[]; // [size]: in how many calls this part has been taken
 };
 
-static _Thread_local struct meeting *meeting;
-static _Thread_local int meeting_size;
+static _Thread_local struct team *team;
+static _Thread_local int team_size;
 
-// A step has some 240 barriers a few dozen microseconds apart, so how to wait at them decides what a busy neighbour
-// costs. OpenMP's barrier either spins for milliseconds, while the thread that it waits for may want this very core,
-// or sleeps at once, and waking takes longer than most calls. So: spin for a moment, then let others have the core.
+// A step has some 240 calls of a few dozen microseconds each, so how to wait decides what a busy neighbour costs.
+// OpenMP's barrier either spins for milliseconds, while the thread that it waits for may want this very core, or sleeps
+// at once, and waking takes longer than most calls. So: spin for a moment, then let others have the core.
+enum { SPINS = 200 };
+
+static void wait_more(int spins) {
+    if (spins < SPINS)
+        __builtin_ia32_pause();
+    else
+        sched_yield();
+}
+
 void cl_barrier(void) {
-    enum { SPINS = 200 };
-    const int passed = __atomic_load_n(&meeting->passed, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&meeting->arrived, 1, __ATOMIC_ACQ_REL) == meeting_size) {
-        __atomic_store_n(&meeting->arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&meeting->passed, passed + 1, __ATOMIC_RELEASE);
+    const int passed = __atomic_load_n(&team->passed, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team_size) {
+        __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&team->passed, passed + 1, __ATOMIC_RELEASE);
         return;
     }
-    for (int spins = 0; __atomic_load_n(&meeting->passed, __ATOMIC_ACQUIRE) == passed; spins++)
-        if (spins < SPINS)
-            __builtin_ia32_pause();
-        else
-            sched_yield();
+    for (int spins = 0; __atomic_load_n(&team->passed, __ATOMIC_ACQUIRE) == passed; spins++) wait_more(spins);
 }
 
 void cl_share(int64_t n, int part, int parts, int64_t *first, int64_t *last) {
@@ -43,19 +54,35 @@ void cl_share(int64_t n, int part, int parts, int64_t *first, int64_t *last) {
     *last = n * (part + 1) / parts;
 }
 
-// Calls one after the other, each by all threads.
+// Does a part of call `i`, if nobody else has it.
+static void do_part(const struct cl_call *calls, int64_t i, int part) {
+    int64_t before = i;
+    if (!__atomic_compare_exchange_n(&team->taken[part].count, &before, i + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return;
+    calls[i].kernel(calls[i].args, part, team_size);
+    __atomic_add_fetch(&team->done, 1, __ATOMIC_RELEASE);
+}
+
+// Calls one after the other, each in as many parts as there are threads. A thread does its own part. When it has waited
+// for a moment it looks after the others': of a thread that is late, since something else has its core, nobody waits
+// for more than the part that it is at.
 void cl_run(const struct cl_call *calls, int64_t num_calls, int num_threads) {
-    struct meeting here = {0, 0};
+    struct team *here = aligned_alloc(LINE, sizeof(struct team) + num_threads * sizeof(here->taken[0]));
+    memset(here, 0, sizeof(struct team) + num_threads * sizeof(here->taken[0]));
 #pragma omp parallel num_threads(num_threads)
     {
-        const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        meeting = &here;
-        meeting_size = threads;
+        const int thread = omp_get_thread_num(), size = omp_get_num_threads();
+        team = here, team_size = size;
         for (int64_t i = 0; i < num_calls; i++) {
-            calls[i].kernel(calls[i].args, thread, threads);
-            if (i + 1 < num_calls) cl_barrier(); // the end of the region is the last one
+            do_part(calls, i, thread);
+            for (int spins = 0; __atomic_load_n(&team->done, __ATOMIC_ACQUIRE) < (i + 1) * size; spins++) {
+                if (spins == SPINS)
+                    for (int k = 1; k < size; k++) do_part(calls, i, (thread + k) % size);
+                wait_more(spins);
+            }
         }
     }
+    free(here);
 }
 
 int cl_abi(void) { return CL_ABI; }
