@@ -157,6 +157,15 @@ def test_the_position_is_that_of_the_new_token():
     assert whole_prompt == last_chunk != elsewhere
 
 
+def test_the_number_that_decides_is_that_of_seed_and_position():
+    """Of tokens that are all as likely, it is the place of the one that is chosen."""
+    seeds = [0, 1, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1]
+    positions = [1, 2**20, 2**31, 2**32 + 7]
+    rows = [make_row(SamplingParams(), seed=seed, position=position) for seed in seeds for position in positions]
+    expected = uniform([row.seed for row in rows], [row.end for row in rows]) * 4096
+    assert tokens(torch.zeros(len(rows), 4096), rows) == expected.astype(int).tolist()
+
+
 def test_seeds_of_all_64_bits():
     logits = make_logits(1, 5000, scale=0.1).expand(4, -1)
     rows = [make_row(SamplingParams(), seed=seed) for seed in (0, 2**32, 2**63, 2**64 - 1)]

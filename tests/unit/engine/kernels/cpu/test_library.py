@@ -1,10 +1,12 @@
+import ctypes
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.kernels.cpu import library
-from engine.kernels.cpu.library import KernelsMissing, kernel_table, openmp_path, variants
+from engine.kernels.cpu.library import Call, KernelsMissing, kernel_table, openmp_path, variants
 
 
 def test_openmp_is_torchs() -> None:
@@ -37,3 +39,23 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(library, "ABI", library.ABI + 1)
     with pytest.raises(library.KernelsMissing, match="another version"):
         library.library.__wrapped__()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_calls_are_done_in_order_and_each_of_their_parts_once(num_threads: int) -> None:
+    """Also with more threads than cores, where some come late."""
+    done: list[tuple[int, int]] = []
+    sizes = set()
+
+    def kernel(number: int, part: int, num_parts: int) -> None:
+        time.sleep(0)
+        done.append((number or 0, part))
+        sizes.add(num_parts)
+
+    as_c = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(kernel)
+    where = ctypes.cast(as_c, ctypes.c_void_p).value
+    calls = (Call * 200)(*(Call(where, number) for number in range(200)))
+    library.library().cl_run(ctypes.addressof(calls), len(calls), num_threads)
+    assert sizes == {num_threads}
+    assert [number for number, _ in done] == sorted(number for number, _ in done)
+    assert sorted(done) == [(number, part) for number in range(200) for part in range(num_threads)]
