@@ -25,29 +25,51 @@ struct CACHED(queries) {
 
 INLINE int64_t CACHED(value_width)(const struct cl_attention *op) { return (op->value_dim + 15) / 16 * 16; }
 
-// c[r][...] = scores of `rows` queries with `vectors` * LANES tokens of one block
+// c[r][v] += x[r] * LANES of what is stored in the cache from `from` on, one vector after the other; OPERAND_PK of the
+// STORED_PK that stand side by side, from `part` on. `rows` and `vectors` are constants.
+INLINE void CACHED(add_products)(const int rows, const int vectors, const operand *x, int64_t x_stride,
+                                 const cached *from, const int part, vf (*c)[4]) {
+    operand_pack a[6], b[4];
+    __asm__ volatile("" ::: "memory"); // loads stay where they are: earlier ones would need registers
+    if (rows < vectors) {
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) a[r] = OPERAND(pack_set)(x + r * x_stride);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            b[0] = cached_load(from + v * LANES * STORED_PK, part);
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++) c[r][v] = OPERAND(dot)(c[r][v], b[0], a[r]);
+        }
+        return;
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) b[v] = cached_load(from + v * LANES * STORED_PK, part);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+        a[0] = OPERAND(pack_set)(x + r * x_stride);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) c[r][v] = OPERAND(dot)(c[r][v], b[v], a[0]);
+    }
+}
+
+// scores[r][...] = scores of `rows` queries with `vectors` * LANES tokens of one block
 INLINE void CACHED(score)(const int rows, const int vectors, const operand *q, int64_t packs, const cached *keys,
-                          int64_t block_size, const float *scales, float *scores, struct ahead ahead) {
-    vf c[6][2];
+                          int64_t block_size, const float *scales, float *scores, struct ahead *ahead) {
+    vf c[6][4];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) c[r][v] = vf_set(0.0f);
     for (int64_t d = 0; d < packs; d++) {
-        operand_pack k[2];
-        FETCH_AHEAD(&ahead);
+        FETCH_AHEAD(ahead);
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) k[v] = cached_load(keys + (d * block_size + v * LANES) * OPK);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            operand_pack a = OPERAND(pack_set)(q + (r * packs + d) * OPK);
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) c[r][v] = OPERAND(dot)(c[r][v], k[v], a);
-        }
+        for (int part = 0; part < STORED_PK; part += OPERAND_PK)
+            CACHED(add_products)(rows, vectors, q + d * STORED_PK + part, packs * STORED_PK,
+                                 keys + d * block_size * STORED_PK, part, c);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
             vf score = c[r][v];
             if (HAS_SCALES) score = score * vf_load(scales + v * LANES);
@@ -57,32 +79,83 @@ INLINE void CACHED(score)(const int rows, const int vectors, const operand *q, i
 
 // sums[r][...] += weights . values, for `vectors` * LANES dims and `num_tokens` tokens of one block
 INLINE void CACHED(weigh)(const int rows, const int vectors, const operand *weights, const cached *values,
-                          int64_t value_width, int64_t num_tokens, float *sums, struct ahead ahead) {
-    vf c[4][4];
-#pragma GCC unroll 4
+                          int64_t value_width, int64_t num_tokens, float *sums, struct ahead *ahead) {
+    vf c[6][4];
+#pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) c[r][v] = vf_load(sums + r * value_width + v * LANES);
-    for (int64_t t = 0; t < num_tokens; t += OPK) {
-        operand_pack b[4];
-        FETCH_AHEAD(&ahead);
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) b[v] = cached_load(values + t * value_width + v * LANES * OPK);
-        if (num_tokens - t < OPK) // nothing was stored yet in the second half of this pair
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) b[v] = OPERAND(pack_first)(b[v]);
-#pragma GCC unroll 4
+    for (int64_t t = 0; t + STORED_PK <= num_tokens; t += STORED_PK) {
+        FETCH_AHEAD(ahead);
+#pragma GCC unroll 2
+        for (int part = 0; part < STORED_PK; part += OPERAND_PK)
+            CACHED(add_products)(rows, vectors, weights + t + part, SPAN, values + t * value_width, part, c);
+    }
+    if (num_tokens % STORED_PK) { // of the last pair only the first half was stored yet
+        const int64_t t = num_tokens - 1;
+#pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             operand_pack a = OPERAND(pack_set)(weights + r * SPAN + t);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) c[r][v] = OPERAND(dot)(c[r][v], b[v], a);
+            for (int v = 0; v < vectors; v++) {
+                operand_pack b = cached_load(values + t * value_width + v * LANES * STORED_PK, 0);
+                c[r][v] = OPERAND(dot)(c[r][v], OPERAND(pack_first)(b), a);
+            }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) vf_store(sums + r * value_width + v * LANES, c[r][v]);
 }
+
+// Rows that are multiplied at once, and vectors with them: as many as leave registers for their sums. Where there are
+// fewer numbers than that, FEWEST vectors.
+#if CL_WIDTH == 512
+#define SCORE_VECTORS(rows) 2
+#define WEIGH_ROWS 4
+#define WEIGH_VECTORS(rows) 4
+#define FEWEST 1
+#else
+#define SCORE_VECTORS(rows) ((rows) <= 3 ? 4 : 2)
+#define WEIGH_ROWS 6
+#define WEIGH_VECTORS(rows) ((rows) <= 3 ? 4 : 2)
+#define FEWEST 2
+#endif
+enum { CACHED(most_rows) = 6 };
+
+// Functions of their own, so that what is around them takes no registers from their loops.
+typedef void CACHED(score_of)(const operand *q, int64_t packs, const cached *keys, int64_t block_size,
+                              const float *scales, float *scores, struct ahead *ahead);
+typedef void CACHED(weigh_of)(const operand *weights, const cached *values, int64_t value_width, int64_t num_tokens,
+                              float *sums, struct ahead *ahead);
+#define SCORE(rows, kind, vectors)                                                                                     \
+    static __attribute__((noinline)) void CACHED(score_##rows##_##kind)(                                               \
+        const operand *q, int64_t packs, const cached *keys, int64_t block_size, const float *scales, float *scores,   \
+        struct ahead *ahead) {                                                                                         \
+        CACHED(score)(rows, vectors, q, packs, keys, block_size, scales, scores, ahead);                               \
+    }
+#define WEIGH(rows, kind, vectors)                                                                                     \
+    static __attribute__((noinline)) void CACHED(weigh_##rows##_##kind)(                                               \
+        const operand *weights, const cached *values, int64_t value_width, int64_t num_tokens, float *sums,            \
+        struct ahead *ahead) {                                                                                         \
+        CACHED(weigh)(rows, vectors, weights, values, value_width, num_tokens, sums, ahead);                           \
+    }
+#define BOTH_KINDS(rows)                                                                                               \
+    SCORE(rows, few, FEWEST)                                                                                           \
+    SCORE(rows, many, SCORE_VECTORS(rows)) WEIGH(rows, few, FEWEST) WEIGH(rows, many, WEIGH_VECTORS(rows))
+BOTH_KINDS(1) BOTH_KINDS(2) BOTH_KINDS(3) BOTH_KINDS(4) BOTH_KINDS(5) BOTH_KINDS(6)
+#define NAMES(function, rows) {CACHED(function##_##rows##_few), CACHED(function##_##rows##_many)}
+#define ALL_NAMES(function)                                                                                            \
+    {NAMES(function, 1), NAMES(function, 2), NAMES(function, 3),                                                       \
+     NAMES(function, 4), NAMES(function, 5), NAMES(function, 6)}
+static CACHED(score_of) *const CACHED(score_kinds)[CACHED(most_rows)][2] = ALL_NAMES(score);
+static CACHED(weigh_of) *const CACHED(weigh_kinds)[CACHED(most_rows)][2] = ALL_NAMES(weigh);
+#undef SCORE
+#undef WEIGH
+#undef BOTH_KINDS
+#undef NAMES
+#undef ALL_NAMES
 
 // A head of the block that a token lies in, and in it the token's keys or values, or their scales. Those of the tokens
 // after it in the block come next.
@@ -99,7 +172,7 @@ INLINE const cached *CACHED(value_head)(const struct CACHED(queries) *tile, int6
 }
 
 INLINE const cached *CACHED(keys_at)(const struct CACHED(queries) *tile, int64_t kv_head, int64_t token) {
-    return CACHED(key_head)(tile, kv_head, token) + token % tile->op->rows->block_size * OPK;
+    return CACHED(key_head)(tile, kv_head, token) + token % tile->op->rows->block_size * STORED_PK;
 }
 
 INLINE const cached *CACHED(values_at)(const struct CACHED(queries) *tile, int64_t token) {
@@ -142,7 +215,7 @@ INLINE struct ahead CACHED(keys_ahead)(const struct CACHED(queries) *tile, int64
     else if (tile->kv_head + 1 < op->num_kv_heads)
         ahead.next = (const char *)CACHED(keys_at)(tile, tile->kv_head + 1, token % SPAN);
     const int64_t token_bytes = op->key_dim * (int64_t)sizeof(cached) + (HAS_SCALES ? SCALE_BYTES : 0);
-    const int64_t block_bytes = num_tokens * token_bytes, steps = (num_tokens + OPK - 1) / OPK;
+    const int64_t block_bytes = num_tokens * token_bytes, steps = (num_tokens + STORED_PK - 1) / STORED_PK;
     if (ahead.next) {
         ahead.lines = (block_bytes / 64 + steps - 1) / steps;
         ahead.end = ahead.next + block_bytes;
@@ -153,9 +226,9 @@ INLINE struct ahead CACHED(keys_ahead)(const struct CACHED(queries) *tile, int64
 // Scores of the tokens `span` ... `last` - 1 of the sequence, within one span.
 static void CACHED(score_span)(struct CACHED(queries) *tile, int64_t span, int64_t last) {
     const struct cl_attention *op = tile->op;
-    const int64_t block_size = op->rows->block_size, packs = (op->key_dim + OPK - 1) / OPK;
-    const bool wide = block_size % (2 * LANES) == 0;
-    for (int64_t t = span, step = wide ? 2 * LANES : LANES; t < last; t += step) {
+    const int64_t block_size = op->rows->block_size, packs = (op->key_dim + STORED_PK - 1) / STORED_PK;
+    const int64_t step = block_size % 32 ? 16 : 32;
+    for (int64_t t = span; t < last; t += step) {
         const cached *keys = CACHED(keys_at)(tile, tile->kv_head, t);
         const float *scales = NULL;
         int64_t value_bytes = step * CACHED(value_width)(op) * (int64_t)sizeof(cached);
@@ -164,19 +237,16 @@ static void CACHED(score_span)(struct CACHED(queries) *tile, int64_t span, int64
         if ((t + step) % block_size == 0) value_bytes += SCALE_BYTES * block_size; // which come next
 #endif
         struct ahead ahead = {(const char *)CACHED(values_at)(tile, t), NULL, 0};
-        ahead.lines = (value_bytes / 64 + packs - 1) / packs;
         ahead.end = ahead.next + value_bytes;
-        for (int64_t r = 0; r < tile->queries; r += 6) {
-            const operand *q = tile->q + r * packs * OPK;
-            float *scores = tile->scores + r * SPAN + (t - span);
-#define SCORE(n)                                                                                                       \
-    case n:                                                                                                            \
-        wide ? CACHED(score)(n, 2, q, packs, keys, block_size, scales, scores, ahead)                                  \
-             : CACHED(score)(n, 1, q, packs, keys, block_size, scales, scores, ahead);                                 \
-        break;
-            switch (min_(6, tile->queries - r)) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6) }
-            ahead.lines = 0;
-#undef SCORE
+        for (int64_t r = 0, rows; r < tile->queries; r += rows) {
+            rows = min_(CACHED(most_rows), tile->queries - r);
+            const bool many = step >= SCORE_VECTORS(rows) * LANES;
+            const int64_t tokens = (many ? SCORE_VECTORS(rows) : FEWEST) * LANES, packs_left = step / tokens * packs;
+            ahead.lines = r ? 0 : ((ahead.end - ahead.next) / 64 + packs_left - 1) / packs_left;
+            for (int64_t u = 0; u < step; u += tokens)
+                CACHED(score_kinds)[rows - 1][many](
+                    tile->q + r * packs * STORED_PK, packs, keys + u * STORED_PK, block_size,
+                    HAS_SCALES ? scales + u : NULL, tile->scores + r * SPAN + (t - span + u), &ahead);
         }
     }
 }
@@ -194,7 +264,7 @@ static void CACHED(softmax_span)(struct CACHED(queries) *tile, int64_t span, int
         for (int64_t t = 0; t < width; t += LANES) {
             vf s = vf_load(scores + t) * vf_set(op->scale);
             if (op->softcap != 0.0f) s = vf_set(op->softcap) * vf_tanh(s / vf_set(op->softcap));
-            s = vf_keep(s, seen_from - t, seen_to - t, -INFINITY);
+            if (t < seen_from || t + LANES > seen_to) s = vf_keep(s, seen_from - t, seen_to - t, -INFINITY);
             vf_store(scores + t, s);
             top = vf_max(top, s);
         }
@@ -228,24 +298,16 @@ static void CACHED(weigh_span)(struct CACHED(queries) *tile, int64_t span, int64
         CACHED(scale_weights)(tile, t - span, CACHED(value_scales_at)(tile, t), next - t);
 #endif
         struct ahead ahead = CACHED(keys_ahead)(tile, t, last_of_all, next - t);
-        for (int64_t r = 0; r < tile->queries; r += 4)
+        for (int64_t r = 0, rows; r < tile->queries; r += rows) {
+            rows = min_(WEIGH_ROWS, tile->queries - r);
             for (int64_t d = 0; d < value_width;) {
-                const operand *weights = tile->weights + r * SPAN + (t - span);
-                const cached *from = values + d * OPK;
-                float *sums = tile->sums + r * value_width + d;
-                // AVX2's 16 registers hold 4 x 2 sums
-                const bool wide = CL_WIDTH == 512 && value_width - d >= 4 * LANES;
-                const int vectors = CL_WIDTH == 256 ? 2 : wide ? 4 : 1;
-#define WEIGH(n)                                                                                                       \
-    case n:                                                                                                            \
-        wide ? CACHED(weigh)(n, 4, weights, from, value_width, next - t, sums, ahead)                                  \
-             : CACHED(weigh)(n, CL_WIDTH == 256 ? 2 : 1, weights, from, value_width, next - t, sums, ahead);           \
-        break;
-                switch (min_(4, tile->queries - r)) { WEIGH(1) WEIGH(2) WEIGH(3) WEIGH(4) }
-#undef WEIGH
+                const bool many = value_width - d >= WEIGH_VECTORS(rows) * LANES;
+                CACHED(weigh_kinds)[rows - 1][many](tile->weights + r * SPAN + (t - span), values + d * STORED_PK,
+                                                    value_width, next - t, tile->sums + r * value_width + d, &ahead);
                 ahead.lines = 0;
-                d += vectors * LANES;
+                d += (many ? WEIGH_VECTORS(rows) : FEWEST) * LANES;
             }
+        }
     }
 }
 
@@ -296,17 +358,17 @@ INLINE void CACHED(put_out)(const struct cl_attention *op, int64_t token, int64_
 
 static void CACHED(load_queries)(struct CACHED(queries) *tile) {
     const struct cl_attention *op = tile->op;
-    const int64_t width = (op->key_dim + OPK - 1) / OPK * OPK;
+    const int64_t width = (op->key_dim + STORED_PK - 1) / STORED_PK * STORED_PK;
     for (int64_t i = 0; i < tile->queries; i++) {
         const elem *from = (const elem *)op->q + (tile->first_token + i / tile->heads) * op->q_stride +
                            (tile->first_head + i % tile->heads) * op->q_head_stride;
         operand *to = tile->q + i * width;
-#if CACHE == CL_CACHE_OWN
-        memset(to + width - PK, 0, PK * sizeof(elem));
+        to[width - 1] = 0;
+#if CACHE == CL_CACHE_OWN && ROW_IS_ELEM
         memcpy(to, from, (size_t)op->key_dim * sizeof(elem));
 #else
-        for (int64_t d = 0; d < width; d += LANES) {
-            const int64_t n = min_(LANES, width - d);
+        for (int64_t d = 0; d < op->key_dim; d += LANES) {
+            const int64_t n = min_(LANES, op->key_dim - d);
             vf_store_n(to + d, NAME(load_n)(from + d, n), n);
         }
 #endif
@@ -414,3 +476,8 @@ static void CACHED(attention)(const void *args, int thread, int num_threads) {
         CACHED(merge_splits)(op, thread, num_threads);
     }
 }
+
+#undef SCORE_VECTORS
+#undef WEIGH_ROWS
+#undef WEIGH_VECTORS
+#undef FEWEST

@@ -79,3 +79,13 @@ INLINE vf NAME(dot)(vf c, vf a, vf b) { return vf_add_product(c, a, b); }
 #define PACK vf
 
 #endif
+
+// ROW_PK of the PK numbers of LANES outputs, tokens or dims, from `part` on.
+INLINE row_pack NAME(row_load)(const elem *p, const int part) {
+#if ROW_IS_ELEM
+    (void)part;
+    return NAME(pack_load)(p);
+#else
+    return part ? vf_odd(vi_load(p)) : vf_even(vi_load(p));
+#endif
+}

@@ -2,8 +2,8 @@
 //
 // A kernel is a function that does the share of the work that is thread `thread`'s of `num_threads` (where that thread
 // is late, another does it). Calls are plain structs that point to their tensors, so that a list of them can be made
-// once and run many times: `cl_run` goes through such a list in one OpenMP region, and begins a call when the one before
-// it is done. Whatever changes from step to step is read through a pointer (`num_rows`, `struct cl_rows`).
+// once and run many times: `cl_run` goes through such a list in one OpenMP region, and begins a call when the one
+// before it is done. Whatever changes from step to step is read through a pointer (`num_rows`, `struct cl_rows`).
 //
 // Whoever builds a call has checked its shapes; nothing is checked here. Strides count elements. `elem` is the type of
 // activations: float, or bfloat16 held as uint16_t.

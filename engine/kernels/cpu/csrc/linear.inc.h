@@ -39,19 +39,15 @@ enum {
 // Strips of a tile: as many as leave registers for its sums. Fewer sums than 8 would wait for each other.
 #define TILE_STRIPS(rows) (CL_WIDTH == 512 || (rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
 
-// ROW_PK of the PK k's of LANES outputs, from `part` on, as a row_pack. `at`: their place in the packed weight.
+// ROW_PK of the PK k's of LANES outputs, from `part` on. `at`: their place in the packed weight.
 INLINE row_pack NAME(weights)(const char *weight, int64_t at, const bool is_int8, const int part) {
 #if ELEM_BF16 && ROW_IS_ELEM
-    (void)is_int8, (void)part;
-    return NAME(pack_load)((const elem *)weight + at);
-#elif ROW_IS_ELEM
-    (void)part;
-    return is_int8 ? int8_load((const int8_t *)weight + at) : vf_load((const float *)weight + at);
+    (void)is_int8; // expanded before
 #else
-    if (is_int8) return part ? int8_odd((const int8_t *)weight + at) : int8_even((const int8_t *)weight + at);
-    const vi pairs = vi_load((const elem *)weight + at);
-    return part ? vf_odd(pairs) : vf_even(pairs);
+    const int8_t *p = (const int8_t *)weight + at;
+    if (is_int8) return PK == 1 ? int8_load(p) : part ? int8_odd(p) : int8_even(p);
 #endif
+    return NAME(row_load)((const elem *)weight + at, part);
 }
 
 enum { NAME(per_strip) = STRIP / LANES };
