@@ -1,14 +1,16 @@
-"""What attention in C takes over each type of KV cache: `python -m tests.benchmarks.attention [rows] [context]`.
+"""What attention in C takes over each type of KV cache: `python -m tests.benchmarks.attention`.
 
 Heads like SmolLM2's (9 over 3 key heads of 64), several layers so that caches are read from memory; types in turn,
-and the best of some rounds, since what disturbs only adds. Results belong in `loadtest/RESULTS.md`.
+and the best of some rounds, since what disturbs only adds. `--against DIR` runs another build of the kernels (a folder
+with a `_kernels*.so`) in turn with this one. Results belong in `loadtest/RESULTS.md`.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ import torch
 from engine.kernels import AttentionOptions, PackedRows
 from engine.kernels.cpu.attention import empty_cache, paged_attention, plan_attention, write_kv
 from engine.kernels.cpu.library import cache_dtypes, kernel_table
+from tests.benchmarks.builds import OWN, build_at
 
 NUM_LAYERS, ROUNDS = 6, 9
 NUM_HEADS, NUM_KV_HEADS, DIM, BLOCK_SIZE = 9, 3, 64, 32
@@ -48,24 +51,34 @@ def attention_over(
 
 def main() -> None:
     """Print a table."""
-    num_rows, context_len = (int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 32), (2, 1000)))
-    print(f"{kernel_table(torch.float32).variant}, {torch.get_num_threads()} threads; {context_len} tokens of context")
-    for num_queries, rows in ((1, num_rows), (256, 2)):
-        print(f"{rows} rows of {num_queries}: ms a layer")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=32, help="that decode")
+    parser.add_argument("--context", type=int, default=1000, help="tokens before and with those of the step")
+    parser.add_argument("--queries", type=int, default=256, help="tokens of each of two rows of prompts")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another build, run in turn with this one")
+    args = parser.parse_args()
+    print(f"{kernel_table(torch.float32).variant}, {torch.get_num_threads()} threads; {args.context} tokens of context")
+    directories = [OWN, *([args.against] if args.against else [])]
+    for num_queries, rows in ((1, args.rows), (args.queries, 2)):
+        print(f"{rows} rows of {num_queries}: ms a layer" + ", of the other build, ratio" * bool(args.against))
         calls = {
-            (dtype, kind): attention_over(dtype, kind, rows, context_len, num_queries)
+            (dtype, kind): attention_over(dtype, kind, rows, args.context, num_queries)
             for dtype in (torch.float32, torch.bfloat16)
             for kind in cache_dtypes(dtype)
         }
-        best_s = dict.fromkeys(calls, np.inf)
+        best_s = {key: dict.fromkeys(directories, np.inf) for key in calls}
         for _ in range(ROUNDS):
             for key, call in calls.items():
-                started = time.perf_counter()
-                call()
-                best_s[key] = min(best_s[key], time.perf_counter() - started)
+                for directory in directories:
+                    with build_at(directory):
+                        started = time.perf_counter()
+                        call()
+                        best_s[key][directory] = min(best_s[key][directory], time.perf_counter() - started)
         for (dtype, kind), seconds in best_s.items():
             names = (str(each).removeprefix("torch.") for each in (dtype, kind))
-            print("  {:9} in {:9}".format(*names), f"{1000 * seconds / NUM_LAYERS:7.2f}")
+            own, *others = seconds.values()
+            line = "  {:9} in {:9}".format(*names) + f"{1000 * own / NUM_LAYERS:7.2f}"
+            print(line + "".join(f"{1000 * other / NUM_LAYERS:7.2f}{own / other:7.3f}" for other in others))
 
 
 if __name__ == "__main__":

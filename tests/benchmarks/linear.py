@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from engine.kernels.cpu import library as library_module
 from engine.kernels.cpu.library import Call, kernel_table, library, variants
 from engine.kernels.cpu.linear import PackedLinear, pack_gated, pack_linear
+from tests.benchmarks.builds import OWN, build_at
 
 HIDDEN, INNER, KEY_VALUE, NUM_LAYERS, VOCABULARY = 576, 1536, 192, 30, 49152
 TYPES = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "int8": (torch.bfloat16, True)}
@@ -58,18 +58,9 @@ class Build:
 
     @classmethod
     def at(cls, directory: Path, dtype: torch.dtype, variant: str | None) -> Build:
-        """That in a folder, whatever version of the structs it was built for."""
-        [file] = directory.glob("_kernels*.so")
-        kept = library_module.DIRECTORY, library_module.ABI
-        library_module.DIRECTORY, library_module.ABI = directory, ctypes.CDLL(str(file)).cl_abi()
-        for cached in (library, kernel_table):
-            cached.cache_clear()
-        try:
+        """That in a folder."""
+        with build_at(directory):
             return cls(library().cl_run, kernel_table(dtype, variant).linear)
-        finally:
-            library_module.DIRECTORY, library_module.ABI = kept
-            for cached in (library, kernel_table):
-                cached.cache_clear()
 
 
 def seconds(chain: list[PackedLinear], rows: int, builds: list[Build], *, runs: int, num_threads: int) -> list[float]:
@@ -114,7 +105,7 @@ def main() -> None:
         f"{'type':10}{'rows':>6}{'ms':>9}{'GB/s':>8}{'GFLOP/s':>10}"
         + (f"{'other ms':>10}{'ratio':>7}" * bool(args.against))
     )
-    directories = [library_module.DIRECTORY, *([args.against] if args.against else [])]
+    directories = [OWN, *([args.against] if args.against else [])]
     for name in args.types:
         dtype, int8 = TYPES[name]
         builds = [Build.at(directory, dtype, args.variant) for directory in directories]

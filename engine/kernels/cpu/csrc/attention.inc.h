@@ -5,6 +5,9 @@
 // from span to span) and ranges of RANGE tokens: each range starts afresh, and ranges are merged in order. A single
 // token with a long context has its ranges spread over the threads and merged afterwards, by the same sums.
 //
+// Where there is no product of bfloat16s, queries and softmax weights are floats, and keys and values become floats in
+// the register that they are loaded to (as in linear.inc.h).
+//
 // Spans and ranges lie at multiples of their size in the *sequence*, and a span in which a query sees nothing changes
 // nothing of its sums. So a token's result depends on its own context alone, not on the tile it came in.
 
