@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 BLOCK_SIZE = 16
 LENGTHS = (21, 8)
 """Tokens of the two sequences of the watched pass."""
+TOLERANCE_INT8 = 0.5
+"""Largest median deviation with int8 weights, from the logits of the model's own: of random tokens, far apart, which
+makes much of little. Measured on SmolLM2, with several sets of tokens: 0.15 to 0.35; of logits that have nothing in
+common: 1.4."""
 
 
 def fuse_model(
@@ -63,8 +67,13 @@ def fuse_model(
     _fuse_rest(model, called, int8=int8)
     _, _, actual = trial.watch()
     off = deviation(expected.float(), actual.float())
-    is_exact = trial.dtype == torch.float32 and not int8
-    if not (off.max() <= TOLERANCE_EXACT if is_exact else off.median() <= TOLERANCE_ROUGH):
+    if int8:
+        is_right = off.median() <= TOLERANCE_INT8
+    elif trial.dtype == torch.float32:
+        is_right = off.max() <= TOLERANCE_EXACT
+    else:
+        is_right = off.median() <= TOLERANCE_ROUGH
+    if not is_right:
         raise ModelError(
             f"{model.config.model_type} models come out wrong with fused modules", setting="fuse", hint="use --no-fuse"
         )

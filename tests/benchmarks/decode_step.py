@@ -66,7 +66,9 @@ def measure_in(checkout: Path, argv: list[str]) -> list[float]:
     """The same in a process of its own, of the engine in a checkout."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, __file__, *argv, "--one"]
-    answer = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, check=True)
+    answer = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, check=False)
+    if answer.returncode:
+        sys.exit(answer.stderr.decode())
     figures: list[float] = json.loads(answer.stdout.splitlines()[-1])
     return figures
 
