@@ -59,6 +59,8 @@ class _Job(Generic[_T]):
         """Of the thread while the work goes on: only then may it be interrupted. Under the lock."""
         self._is_over = False
         """Nobody wants it any more. Under the lock."""
+        self._is_interrupted = False
+        """An interrupt has been sent. Under the lock."""
 
     def call(self) -> _T:
         """Do the work."""
@@ -76,11 +78,21 @@ class _Job(Generic[_T]):
         with self._lock:
             self._is_over = True
             if self._thread_id is not None:
+                self._is_interrupted = True
                 _raise_in_thread(self._thread_id, Interrupted)
 
     def _end(self) -> None:
-        """From here on there are no interrupts, and one that has not arrived yet never does: others use the thread."""
+        """From here on there are no interrupts, and one that has not arrived yet does so now: others use the thread.
+
+        It is not taken back, though one may: up to Python 3.12 the interpreter then goes on looking for it at every
+        call, in all threads, and under a tracer never gets beyond that.
+        """
         with self._lock:
-            if self._thread_id is not None:
-                _raise_in_thread(self._thread_id, ctypes.py_object())  # NULL
-                self._thread_id = None
+            self._thread_id = None
+        if self._is_interrupted:
+            try:
+                _raise_in_thread(threading.get_ident(), Interrupted)  # in place of one that has not arrived
+                while True:
+                    pass
+            except Interrupted:
+                pass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import NoReturn
 
@@ -96,3 +98,40 @@ async def test_an_interrupt_that_comes_late_hits_nothing_else(limiter: anyio.Cap
             num_late += 1
         assert await run_interruptible(lambda: sum(range(10_000)), timeout_s=LONG_S, limiter=limiter) == 49995000
     assert num_late > 0
+
+
+AFTERWARDS = """
+import asyncio, sys, threading, time
+import anyio
+from server.interruptible import run_interruptible
+
+def endless():
+    while True:
+        pass
+
+def asleep():
+    time.sleep(0.3)  # in C: the interrupt has not arrived when it ends
+
+async def main():
+    limiter = anyio.CapacityLimiter(1)
+    await run_interruptible(threading.get_ident, timeout_s=30, limiter=limiter)
+    for work in (endless, asleep):
+        try:
+            await run_interruptible(work, timeout_s=0.1, limiter=limiter)
+        except TimeoutError:
+            pass
+    await asyncio.sleep(0.5)
+    sys.settrace(lambda *_: None)
+    threading.get_ident()
+    (lambda: None)()
+    sys.settrace(None)
+    print("goes on")
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_behind_in_the_interpreter() -> None:
+    """An interrupt that is taken back would be looked for ever after; under a tracer nothing else would be done."""
+    done = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "goes on\n", done.stderr
