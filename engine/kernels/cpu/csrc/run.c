@@ -54,10 +54,11 @@ void cl_share(int64_t n, int part, int parts, int64_t *first, int64_t *last) {
     *last = n * (part + 1) / parts;
 }
 
-// Does a part of call `i`, if nobody else has it.
+// Does a part of call `i`, if nobody else has it. That is looked at first: to exchange takes the line from its owner.
 static void do_part(const struct cl_call *calls, int64_t i, int part) {
-    int64_t before = i;
-    if (!__atomic_compare_exchange_n(&team->taken[part].count, &before, i + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    int64_t *taken = &team->taken[part].count, before = i;
+    if (__atomic_load_n(taken, __ATOMIC_RELAXED) != i ||
+        !__atomic_compare_exchange_n(taken, &before, i + 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return;
     calls[i].kernel(calls[i].args, part, team_size);
     __atomic_add_fetch(&team->done, 1, __ATOMIC_RELEASE);
