@@ -84,8 +84,8 @@ class _Job(Generic[_T]):
     def _end(self) -> None:
         """From here on there are no interrupts, and one that has not arrived yet does so now: others use the thread.
 
-        It is not taken back, though one may: up to Python 3.12 the interpreter then goes on looking for it at every
-        call, in all threads, and under a tracer never gets beyond that.
+        It is not taken back, though one may: Python 3.11's interpreter then goes on looking for it at every call, in
+        all threads, and under a tracer never gets beyond that.
         """
         with self._lock:
             self._thread_id = None
